@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import json
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +12,12 @@ from typing import get_type_hints
 import pytest
 
 from opforge.edge.build import Definitions, compare_schemas
-from opforge.edge.child import STEPS, ChildError, Message, ask, write_message
+from opforge.edge.child import STEPS, ChildError, Message, ask
 from opforge.edge.export import ExportRequest
 from opforge.edge.run import ForkAnswer, ForkReport, ForkReports, JobList, ProgramJob, ProgramOutput
 from opforge.errors import OpforgeError
 from opforge.models.target import ModelTarget
+from opforge.procs.child import read_messages, send
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -45,14 +46,21 @@ OUTPUTS = (ProgramOutput("T([2], f32)", (2,), "f32", (1.0, 2.5)), ProgramOutput(
         ForkReports((ForkReport(ForkAnswer(OUTPUTS, "inputs", 0.5), 0, False, "results", ""),)),
     ],
 )
-def test_a_message_survives_the_way(tmp_path, message):
-    write_message(tmp_path / "message.json", message.wire())
-    assert type(message).from_wire(json.loads((tmp_path / "message.json").read_text())) == message
+def test_a_message_survives_the_way(message):
+    send(pipe := io.BytesIO(), message.wire())
+    ((row, _),) = read_messages(io.BytesIO(pipe.getvalue()))
+    assert type(message).from_wire(row) == message
 
 
-def test_a_value_that_is_not_json_is_refused(tmp_path):
+def test_a_value_that_is_not_json_is_refused():
     with pytest.raises(TypeError):
-        write_message(tmp_path / "message.json", {"value": 1j})
+        send(io.BytesIO(), {"value": 1j})
+
+
+def test_a_step_that_takes_too_long_is_ended(tmp_path):
+    (tmp_path / "ops.py").write_text("import time; time.sleep(300)")
+    with pytest.raises(ChildError, match=r"importing it: its process was stopped after 0\.1 s without a result"):
+        ask(compare_schemas, Definitions(tmp_path / "ops.py", ()), label="importing it", limit_s=0.1)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The child process: runs one step that imports torch, runs the user's code or may abort.
 
-Run as ``python -m opforge.edge.child STEP QUESTION_FILE ANSWER_FILE``. A step is a function from one
-message to another. Its module must not import torch at the top: the parent imports it too.
+Run as ``python -m opforge.edge.child STEP FD``, with the question on stdin; the answer goes to the
+descriptor FD. A step is a function from one message to another. Its module must not import torch
+at the top: the parent imports it too.
 """
 
 from __future__ import annotations
@@ -9,20 +10,18 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from itertools import repeat
 from pathlib import Path
 from types import UnionType
-from typing import IO, Any, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from opforge.errors import OpforgeError
 from opforge.procs import linux
-from opforge.procs.child import child_environment
+from opforge.procs.child import Child, child_environment, open_messages, send
 
 STEPS = {
     "compare_schemas": "opforge.edge.build",
@@ -78,29 +77,19 @@ def _from_json(kind: Any, value: Any) -> Any:
     return Path(value) if kind is Path else value
 
 
-def write_message(path: Path, fields: dict[str, Any]) -> None:
-    """Write a message to a file, whole or not at all."""
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(fields, default=os.fspath))
-    fresh.replace(path)
-
-
 def ask(
     step: Callable[[Question], Answer], question: Question, *, label: str, limit_s: float = CHILD_LIMIT_S
 ) -> Answer:
     """Run a step in a child process, and return its answer or raise its error."""
-    with tempfile.TemporaryDirectory(prefix="opforge-edge-") as place:
-        question_file, answer_file, output_file = (
-            Path(place) / name for name in ("question.json", "answer.json", "output.txt")
-        )
-        write_message(question_file, question.wire())
-        command = [sys.executable, "-P", "-W", "ignore", "-m", "opforge.edge.child"]
-        command += [step.__name__, str(question_file), str(answer_file)]
-        with output_file.open("wb") as output:
-            code = _run_command(command, output, label, limit_s)
-        if not answer_file.is_file():
-            raise ChildError(f"{label}: its process {linux.describe_returncode(code)}.{_output_tail(output_file)}")
-        reply = json.loads(answer_file.read_text())
+    command = [sys.executable, "-P", "-W", "ignore", "-m", "opforge.edge.child", step.__name__]
+    text = json.dumps(question.wire(), default=os.fspath)
+    with Child(command, child_environment(), question=text, limit_s=limit_s, own_session=True) as child:
+        reply = next((row for row, _ in child.messages()), None)
+        code = child.wait()
+        if child.timed_out:
+            raise ChildError(f"{label}: its process was stopped after {limit_s:g} s without a result")
+        if reply is None:
+            raise ChildError(f"{label}: its process {linux.describe_returncode(code)}.{_output_tail(child.output())}")
     if "error" in reply:
         error = OpforgeError(reply["error"])
         error.exit_code = reply["code"]
@@ -109,23 +98,8 @@ def ask(
     return answer
 
 
-def _run_command(command: list[str], output: IO[bytes], label: str, limit_s: float) -> int:
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        env=child_environment(),
-    )  # fmt: skip
-    try:
-        return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        raise ChildError(f"{label}: its process was stopped after {limit_s:g} s without a result") from None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, 9)
-            process.wait()
-
-
-def _output_tail(output_file: Path) -> str:
-    lines = output_file.read_text(errors="replace").strip().splitlines()[-_MAX_OUTPUT_LINES:]
+def _output_tail(output: str) -> str:
+    lines = output.strip().splitlines()[-_MAX_OUTPUT_LINES:]
     return "\n  last output:\n" + "\n".join(f"  {line[:300]}" for line in lines) if lines else ""
 
 
@@ -140,15 +114,16 @@ def user_code(explain: Callable[[Exception], OpforgeError]) -> Iterator[None]:
 
 def main() -> None:
     """Answer the question of this child process."""
-    linux.die_with_parent()
-    name, question_file, answer_file = sys.argv[1:]
+    pipe = open_messages()
+    name = sys.argv[1]
     try:
         step = getattr(importlib.import_module(STEPS[name]), name)
-        question = get_type_hints(step)["question"].from_wire(json.loads(Path(question_file).read_text()))
+        question = get_type_hints(step)["question"].from_wire(json.load(sys.stdin))
         reply = {"answer": step(question).wire()}
     except OpforgeError as error:
         reply = {"error": str(error), "code": error.exit_code}
-    write_message(Path(answer_file), reply)
+    send(pipe, reply)
+    pipe.flush()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # the user's libraries must not spoil the answer at exit

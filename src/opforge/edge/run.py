@@ -6,24 +6,21 @@ One child forks a process for each program. Only the child needs torch.
 from __future__ import annotations
 
 import ctypes
-import json
-import os
 import re
-import select
-import signal
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from opforge.edge import toolchain
 from opforge.edge.bindings import custom_operators
-from opforge.edge.child import CHILD_LIMIT_S, Message, ask, write_message
+from opforge.edge.child import CHILD_LIMIT_S, Message, ask
 from opforge.edge.program import check_program, kernel_calls
 from opforge.errors import OpforgeError
 from opforge.procs import linux
+from opforge.procs.forks import Send, run_fork
 
 _RESULTS_FILE, _TRACE_FILE = "results.safetensors", "trace.etdp"
 _MISSING = re.compile(r"Missing operator: \[\d+\] (\S+)")
@@ -197,73 +194,43 @@ def run_jobs(question: JobList) -> ForkReports:
 
 def _run_in_fork(job: ProgramJob, folder: Path) -> ForkReport:
     folder.mkdir()
-    answer_file, output_file, stage_file = (folder / name for name in ("answer.json", "output.txt", "stage.txt"))
-    pid = os.fork()
-    if pid == 0:
-        _run_and_exit(job, answer_file, output_file, stage_file)
-    hung = not _ended_in_time(pid, job.limit_s)
-    if hung:
-        os.kill(pid, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    answer = ForkAnswer.from_wire(json.loads(_text(answer_file) or "{}"))
-    return ForkReport(answer, status, hung, _text(stage_file), _text(output_file))
 
-
-def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.is_file() else ""
-
-
-def _ended_in_time(pid: int, limit_s: float) -> bool:
-    handle = os.pidfd_open(pid)
-    try:
-        return bool(select.select([handle], [], [], limit_s)[0])
-    finally:
-        os.close(handle)
-
-
-def _run_and_exit(job: ProgramJob, answer_file: Path, output_file: Path, stage_file: Path) -> NoReturn:
-    """Run a job and end the process."""
-    code = 1
-    linux.die_with_parent()
-    try:
-        output = os.open(output_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+    def answer(send: Send) -> dict[str, Any]:
         try:
-            answer = _execute(job, stage_file)
+            return _execute(job, folder, send).wire()
         except OpforgeError as error:
-            answer = ForkAnswer(error=str(error))
+            return ForkAnswer(error=str(error)).wire()
         except Exception as error:  # noqa: BLE001  # boundary: the runtime or a kernel may raise anything
-            answer = ForkAnswer(error=f"{type(error).__name__}: {error}", raised=True)
-        write_message(answer_file, answer.wire())
-        code = 0
-    finally:
-        os._exit(code)
+            return ForkAnswer(error=f"{type(error).__name__}: {error}", raised=True).wire()
+
+    ended = run_fork(answer, job.limit_s)
+    stage = ended.sent[-1] if ended.sent else ""
+    return ForkReport(ForkAnswer.from_wire(ended.answer or {}), ended.code, ended.timed_out, stage, ended.output)
 
 
-def _execute(job: ProgramJob, stage_file: Path) -> ForkAnswer:
-    """Run a program in this process, and write its results and event trace beside the stage file."""
+def _execute(job: ProgramJob, folder: Path, send_stage: Send) -> ForkAnswer:
+    """Run a program in this process, and write its results and event trace into a folder."""
     from executorch.runtime import Runtime
 
     from opforge.edge import program_inputs
 
     for library in job.libraries:
-        stage_file.write_text(f"library {library}")
+        send_stage(f"library {library}")
         ctypes.CDLL(str(library))
-    stage_file.write_text("program")
+    send_stage("program")
     program = Runtime.get().load_program(job.program, enable_etdump=True, debug_buffer_size=0)
     method = program.load_method("forward")
     if method is None:
         raise OpforgeError(f"{job.program} has no method forward; it has {', '.join(sorted(program.method_names))}")
-    stage_file.write_text("inputs")
+    send_stage("inputs")
     values = program_inputs.job_inputs(job, method.metadata)
-    stage_file.write_text("run")
+    send_stage("run")
     start = time.perf_counter()
     results = list(method.execute(values))
     seconds = time.perf_counter() - start
-    stage_file.write_text("results")
-    program_inputs.save_tensors(stage_file.with_name(_RESULTS_FILE), results)
-    program.write_etdump_result_to_file(str(stage_file.with_name(_TRACE_FILE)), str(stage_file.with_name("debug.bin")))
+    send_stage("results")
+    program_inputs.save_tensors(folder / _RESULTS_FILE, results)
+    program.write_etdump_result_to_file(str(folder / _TRACE_FILE), str(folder / "debug.bin"))
     outputs = tuple(map(program_inputs.describe_output, results))
     return ForkAnswer(outputs, program_inputs.inputs_text(tuple(values)), seconds)
 
