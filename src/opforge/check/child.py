@@ -1,4 +1,4 @@
-"""The process that imports the target of a check: a request on stdin, messages on stdout.
+"""The process that imports the target of a check: a request on stdin, messages on a pipe.
 
 It imports torch and the target once and runs no operator. Every search for inputs and every check
 runs in a fork of it.
@@ -7,14 +7,13 @@ runs in a fork of it.
 from __future__ import annotations
 
 import importlib
-import os
 import resource
 import sys
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from opforge.check import fixes, forks, target_loading
+from opforge.check import fixes, target_loading
 from opforge.check.messages import (
     AcceptedCall,
     Calling,
@@ -29,11 +28,17 @@ from opforge.check.messages import (
     OperatorFound,
     OperatorInputs,
     Progress,
+    Send,
     TargetLoaded,
+    fork_job,
+    sent,
 )  # fmt: skip
 from opforge.check.report import KIND_CONTENTS, KIND_ENDED, Finding, Findings, Status, failed, skipped
 from opforge.check.request import CheckRequest
 from opforge.errors import OpforgeError
+from opforge.procs.child import open_messages
+from opforge.procs.child import send as send_to_parent
+from opforge.procs.forks import ForkJob, ForkResult, run_forks
 
 if TYPE_CHECKING:
     from opforge.check.inputs import DeclaredInputs
@@ -48,12 +53,11 @@ CHECK_FUNCTIONS = {
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # keep the target's prints out of the answers
+    pipe = open_messages()
 
     def send(message: Message) -> None:
-        answers.write(f"{message.wire()}\n")
-        answers.flush()
+        send_to_parent(pipe, message.wire())
+        pipe.flush()
 
     request = CheckRequest.from_wire(sys.stdin.read())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -73,7 +77,7 @@ def _check_function(check: str) -> Callable[[Subject], Findings]:
 class CheckRun:
     """The check of one target: load it, find inputs, run the checks."""
 
-    def __init__(self, request: CheckRequest, send: forks.Send) -> None:
+    def __init__(self, request: CheckRequest, send: Send) -> None:
         self.target, self.options, self.send = request.target, request.options, send
         self.checks = [check for check in CHECK_FUNCTIONS if check not in request.options.skip]
 
@@ -121,14 +125,14 @@ class CheckRun:
     def _run_checks(self, subjects: list[Subject]) -> None:
         ready = self._find_inputs(subjects)
         jobs = [self._job(subject, plans, check) for subject, plans in ready for check in self.checks]
-        for done, outcome in enumerate(forks.run_jobs(jobs, self.options.workers), 1):
+        for done, outcome in enumerate(run_forks(jobs, self.options.workers), 1):
             name, check = outcome.key
             for finding in _findings(check, outcome, self.options.timeout_s):
                 self.send(OperatorFound(name, finding))
             self.send(Progress(f"{name} {check}", done, len(jobs)))
 
-    def _job(self, subject: Subject, plans: list[CallPlan], check: str) -> forks.ForkedJob:
-        def action(send: forks.Send) -> None:
+    def _job(self, subject: Subject, plans: list[CallPlan], check: str) -> ForkJob:
+        def action(send: Send) -> None:
             self._set_calls(subject, plans)
             subject.before_call = lambda call: send(Calling(f"{subject.base_name}{call}"))
             try:
@@ -139,7 +143,7 @@ class CheckRun:
                     send(CheckBroke(f"{type(error).__name__}: {error}"[:400]))
                 raise
 
-        return forks.ForkedJob((subject.name, check), action, self.options.timeout_s)
+        return fork_job((subject.name, check), action, self.options.timeout_s)
 
     def _set_calls(self, subject: Subject, plans: list[CallPlan]) -> None:
         from opforge.check import inputs
@@ -167,16 +171,16 @@ class CheckRun:
         count = 0
         while starts:
             jobs = [
-                forks.ForkedJob(name, self._search_action(by_name[name], start), self.options.timeout_s)
+                fork_job(name, self._search_action(by_name[name], start), self.options.timeout_s)
                 for name, start in starts.items()
             ]
             starts = {}
-            for outcome in forks.run_jobs(jobs, self.options.workers):
+            for outcome in run_forks(jobs, self.options.workers):
                 count += 1
                 name = outcome.key
                 self.send(Progress(f"{name} inputs", min(count, len(by_name)), len(by_name)))
-                plans = [accepted.plan for accepted in outcome.sent(AcceptedCall)]
-                calling = outcome.sent(Calling)
+                plans = [accepted.plan for accepted in sent(outcome, AcceptedCall)]
+                calling = sent(outcome, Calling)
                 if (outcome.death or outcome.timed_out) and calling:
                     crashes[name] += 1
                     if crashes[name] == 1:
@@ -188,8 +192,8 @@ class CheckRun:
                     ready[name] = plans
         return [(subject, ready[subject.name]) for subject in subjects if subject.name in ready]
 
-    def _search_action(self, subject: Subject, start: int) -> Callable[[forks.Send], None]:
-        def action(send: forks.Send) -> None:
+    def _search_action(self, subject: Subject, start: int) -> Callable[[Send], None]:
+        def action(send: Send) -> None:
             from opforge.check import inputs
 
             declared, source = self._declared_inputs()
@@ -204,7 +208,7 @@ class CheckRun:
 
         return action
 
-    def _send_crash(self, subject: Subject, outcome: forks.JobResult, call: str) -> None:
+    def _send_crash(self, subject: Subject, outcome: ForkResult, call: str) -> None:
         ending = (
             f"took more than {self.options.timeout_s:g} s"
             if outcome.timed_out
@@ -214,15 +218,15 @@ class CheckRun:
         fix = fixes.HANG if outcome.timed_out else fixes.CRASH
         self.send(OperatorFound(subject.name, failed("inputs", fault, fix, KIND_ENDED)))
 
-    def _send_inputs(self, subject: Subject, outcome: forks.JobResult) -> bool:
+    def _send_inputs(self, subject: Subject, outcome: ForkResult) -> bool:
         """Send an operator's calls, or why there are none; return whether it can be checked."""
-        declared = outcome.sent(DeclaredCalls)
-        calls = declared[0].calls if declared else [accepted.call for accepted in outcome.sent(AcceptedCall)]
+        declared = sent(outcome, DeclaredCalls)
+        calls = declared[0].calls if declared else [accepted.call for accepted in sent(outcome, AcceptedCall)]
         origin = declared[0].source if declared else "made from the schema"
-        refused = outcome.sent(EveryCallRefused)
+        refused = sent(outcome, EveryCallRefused)
         unsupported = ""
         if declared and outcome.error is not None:
-            call = next((calling.call for calling in reversed(outcome.sent(Calling))), "")
+            call = next((calling.call for calling in reversed(sent(outcome, Calling))), "")
             fault = f"{subject.base_name}{call}: {outcome.error[:300]}"
             unsupported = f"the operator raises on a call of {origin}: {fault}"
         elif refused:
@@ -247,7 +251,7 @@ class CheckRun:
         )
 
 
-def _why_no_calls(subject: Subject, outcome: forks.JobResult) -> str:
+def _why_no_calls(subject: Subject, outcome: ForkResult) -> str:
     from opforge.check import generated_calls
 
     advice = f'give calls with --inputs FILE: def inputs(): return {{"{subject.name}": [((x, …), {{}})]}}'
@@ -255,7 +259,7 @@ def _why_no_calls(subject: Subject, outcome: forks.JobResult) -> str:
         return f"no value can be generated for the argument {missing}; {advice}"
     if outcome.error is not None:
         return f"making inputs failed: {outcome.error[:300]}; {advice}"
-    tried, errors = next(((m.tried, m.errors) for m in outcome.sent(NoCallAccepted)), (0, []))
+    tried, errors = next(((m.tried, m.errors) for m in sent(outcome, NoCallAccepted)), (0, []))
     reasons = "; ".join(errors) or "no message"
     return f"it accepted none of {tried} calls generated from its schema ({reasons}); {advice}"
 
@@ -270,11 +274,11 @@ def _last_output_line(output: str) -> str:
     return f" ({last_line[:200]})" if last_line else ""
 
 
-def _findings(check: str, outcome: forks.JobResult, limit_s: float) -> list[Finding]:
+def _findings(check: str, outcome: ForkResult, limit_s: float) -> list[Finding]:
     """Return the findings of a check, how it died, or PASSED if it found no fault."""
-    findings = [message.finding for message in outcome.sent(CheckFound)]
-    where = next((f", at {calling.call}" for calling in reversed(outcome.sent(Calling))), "")
-    broke = outcome.sent(CheckBroke)
+    findings = [message.finding for message in sent(outcome, CheckFound)]
+    where = next((f", at {calling.call}" for calling in reversed(sent(outcome, Calling))), "")
+    broke = sent(outcome, CheckBroke)
     if outcome.timed_out:
         fault = f"no answer within {limit_s:g} s: the operator hangs, or is very slow{where}"
         findings.append(failed(check, fault, fixes.HANG, KIND_ENDED))

@@ -1,23 +1,24 @@
-"""Messages between the processes of a check, one line of JSON each.
+"""Messages between the processes of a check.
 
 A fork that searches calls or runs a check tells the child. The child tells the main process.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from opforge.check.report import Finding
+from opforge.procs.forks import ForkJob, ForkResult
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """The base of all messages."""
 
-    def wire(self) -> str:
-        return json.dumps([type(self).__name__, asdict(self)])
+    def wire(self) -> list[Any]:
+        return [type(self).__name__, asdict(self)]
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
@@ -101,25 +102,6 @@ class CheckBroke(Message):
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class CompilerModules(Message):
-    """The modules that torch's compiler imports."""
-
-    names: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class ActionRaised(Message):
-    """The fork's action ended with an error."""
-
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class ActionFinished(Message):
-    """The fork's action ended."""
-
-
 # ── from the child to the main process ─────────────────────────────────────────────────────────────
 
 
@@ -175,13 +157,28 @@ class Progress(Message):
 _MESSAGES: dict[str, type[Message]] = {
     kind.__name__: kind
     for kind in (
-        Calling, AcceptedCall, DeclaredCalls, NoCallAccepted, EveryCallRefused, CheckFound, CheckBroke, CompilerModules,
-        ActionRaised, ActionFinished, ChildFailed, TargetLoaded, OperatorInputs, OperatorFound, Progress,
+        Calling, AcceptedCall, DeclaredCalls, NoCallAccepted, EveryCallRefused, CheckFound, CheckBroke,
+        ChildFailed, TargetLoaded, OperatorInputs, OperatorFound, Progress,
     )
 }  # fmt: skip
 
 
-def from_wire(line: str | bytes) -> Message:
-    """Return the message of a line."""
-    name, fields = json.loads(line)
+def from_wire(row: list[Any]) -> Message:
+    """Return the message of a row."""
+    name, fields = row
     return _MESSAGES[name].from_fields(fields)
+
+
+Send = Callable[[Message], None]
+"""Sends a message from a fork to its parent, unbuffered."""
+_Kind = TypeVar("_Kind", bound=Message)
+
+
+def fork_job(key: Any, action: Callable[[Send], None], limit_s: float) -> ForkJob:
+    """Return a job that runs in a fork and sends messages."""
+    return ForkJob(lambda send: action(lambda message: send(message.wire())), limit_s, key)
+
+
+def sent(result: ForkResult, kind: type[_Kind]) -> list[_Kind]:
+    """Return the messages of one kind that a fork has sent."""
+    return [message for message in map(from_wire, result.sent) if isinstance(message, kind)]

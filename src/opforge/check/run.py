@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from opforge.check.request import CheckOptions, CheckRequest, CheckTarget
 from opforge.errors import InternalError, OpforgeError
 from opforge.frames import is_from_opforge
 from opforge.procs import linux
+from opforge.procs.child import Child
 
 CHILD_COMMAND = (sys.executable, "-P", "-W", "ignore", "-m", "opforge.check.child")
 
@@ -33,28 +32,12 @@ def run_checks(target: CheckTarget, options: CheckOptions, progress: ShowProgres
     request = CheckRequest(target, replace(options, inputs=inputs))
     progress(f"importing {target.text}", 0, 1)
     builder = _ReportBuilder(target, options, progress)
-    with tempfile.TemporaryFile("w+") as stderr:
-        # torch raises on aliases only if CI is set; findings must be the same everywhere
-        environment = {name: value for name, value in os.environ.items() if name != "CI"}
-        with subprocess.Popen(
-            CHILD_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
-        ) as child:
-            try:
-                code = _read_messages(child, request.wire(), builder)
-            finally:
-                child.kill()
-        stderr.seek(0)
-        return builder.report(code, stderr.read())
-
-
-def _read_messages(child: subprocess.Popen[str], request: str, builder: _ReportBuilder) -> int:
-    if child.stdin is None or child.stdout is None:
-        raise AssertionError
-    with child.stdin:
-        child.stdin.write(request)
-    for line in child.stdout:
-        builder.add(messages.from_wire(line))
-    return child.wait()
+    # torch raises on aliases only if CI is set; findings must be the same everywhere
+    environment = {name: value for name, value in os.environ.items() if name != "CI"}
+    with Child(CHILD_COMMAND, environment, question=request.wire()) as child:
+        for row, _ in child.messages():
+            builder.add(messages.from_wire(row))
+        return builder.report(child.wait(), child.output())
 
 
 class _ReportBuilder:
@@ -85,11 +68,11 @@ class _ReportBuilder:
             case messages.Progress(label, done, total):
                 self.progress(label, done, total)
 
-    def report(self, code: int, stderr: str) -> CheckReport:
+    def report(self, code: int, output: str) -> CheckReport:
         """Return the report; raise if the child did not finish."""
         if code == 0 and self.loaded is not None:
             return self._report(self.loaded)
-        tail = " / ".join(line.strip() for line in stderr.strip().splitlines()[-6:])[-800:]
+        tail = " / ".join(line.strip() for line in output.strip().splitlines()[-6:])[-800:]
         if any(map(is_from_opforge, re.findall(r'File "([^"]+)", line', tail))):
             raise InternalError(f"checking {self.target.text} failed: {tail}")
         step = f"importing {self.target.text}" if self.loaded is None else "checking"

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opforge import cache
-from opforge.check import forks
-from opforge.check.messages import CompilerModules
 from opforge.check.request import CheckTarget
 from opforge.errors import InternalError, NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.frames import is_from_opforge, is_from_torch, is_import_system, torch_folder
 from opforge.imports import run_file
+from opforge.procs.forks import Send, run_fork
 
 _IMPORT_TIMEOUT_S = 300.0
 
@@ -141,15 +140,14 @@ def _compiler_modules() -> list[str]:
     if isinstance(cached, list):
         return [str(name) for name in cached]
 
-    def look(send: forks.Send) -> None:
+    def look(_send: Send) -> list[str]:
         before = set(sys.modules)
         torch.library.opcheck(torch.ops.aten.sin.default, (torch.ones(2, requires_grad=True),))
         torch.compile(torch.sin, backend="aot_eager", fullgraph=True, dynamic=True)(torch.ones(3))
         new = [name for name in sys.modules if name not in before]  # in an order without cycles
-        send(CompilerModules([name for name in new if name.partition(".")[0] in ("torch", "sympy")]))
+        return [name for name in new if name.partition(".")[0] in ("torch", "sympy")]
 
-    (outcome,) = forks.run_jobs([forks.ForkedJob("look", look, _IMPORT_TIMEOUT_S)], 1)
-    modules = [name for message in outcome.sent(CompilerModules) for name in message.names]
+    modules: list[str] = run_fork(look, _IMPORT_TIMEOUT_S).answer or []
     if modules:
         with contextlib.suppress(OSError):
             cache.write_atomically(cache_file, json.dumps(modules))
