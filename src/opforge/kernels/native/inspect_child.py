@@ -10,13 +10,11 @@ from __future__ import annotations
 import json
 import os
 import resource
-import select
-import signal
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
+
+from opforge.procs.forks import Send, run_fork
 
 _LIMIT_S = 60.0
 _MAX_OUTPUT_CHARACTERS = 4000
@@ -45,51 +43,18 @@ def _namespaces(row: dict[str, Any]) -> list[str]:
 
 def run_forked(action: Callable[[list[str]], dict[str, Any]], arguments: list[str]) -> dict[str, Any]:
     """Run an action in a forked process; return its answer, or how it died."""
-    read_fd, write_fd = os.pipe()
-    with tempfile.TemporaryFile() as output:
-        pid = os.fork()
-        if pid == 0:
-            os.close(read_fd)
-            os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
-            _answer(action, arguments, write_fd)
-        os.close(write_fd)
-        reply = _read(read_fd, pid)
-        os.close(read_fd)
-        _pid, status = os.waitpid(pid, 0)
-        if reply is not None and reply.endswith(b"\n"):
-            row: dict[str, Any] = json.loads(reply)
-            return row
-        output.seek(0)
-        return {
-            "died": None if reply is None else os.waitstatus_to_exitcode(status),
-            "said": output.read().decode(errors="replace")[-_MAX_OUTPUT_CHARACTERS:],
-        }
 
+    def answer(_send: Send) -> dict[str, Any]:
+        try:
+            return action(arguments)
+        except BaseException as error:  # noqa: BLE001  # boundary: any error from loading is the answer
+            return {"error": str(error.__cause__ or error)}  # torch's own message hides the loader's
 
-def _read(read_fd: int, pid: int) -> bytes | None:
-    """Return all output of a process until it ends; if it is too slow, kill it and return None."""
-    parts: list[bytes] = []
-    deadline = time.monotonic() + _LIMIT_S
-    while select.select([read_fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        part = os.read(read_fd, 1 << 16)
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
-    os.kill(pid, signal.SIGKILL)
-    return None
-
-
-def _answer(action: Callable[[list[str]], dict[str, Any]], arguments: list[str], write_fd: int) -> None:
-    """In the forked process: run the action, write its answer, and exit."""
-    try:
-        row = action(arguments)
-    except BaseException as error:  # noqa: BLE001  # boundary: any error from loading is the answer
-        row = {"error": str(error.__cause__ or error)}  # torch's own message hides the loader's
-    data = (json.dumps(row) + "\n").encode()
-    while data:
-        data = data[os.write(write_fd, data) :]
-    os._exit(0)
+    result = run_fork(answer, _LIMIT_S)
+    if result.answer is not None:
+        row: dict[str, Any] = result.answer
+        return row
+    return {"died": None if result.timed_out else result.code, "said": result.output[-_MAX_OUTPUT_CHARACTERS:]}
 
 
 def _load(paths: list[str]) -> dict[str, Any]:
