@@ -136,7 +136,7 @@ def fresh_worker_ms(count: int = 50, *, confined: bool = True) -> list[float]:
     """Return how long it takes from asking for a worker, its folder included, until it answers its first request."""
     server = start_server("cpu")
     spawner = server.spawner
-    rooms = spawner.folder()
+    folder = spawner.folder()
     times = []
     for _ in range(count):
         arena = os.memfd_create("bench")
@@ -145,7 +145,7 @@ def fresh_worker_ms(count: int = 50, *, confined: bool = True) -> list[float]:
         ours, theirs = Channel.pair()
         settings: dict[str, Any] = {"device": "cpu", "arena_bytes": 1 << 20, "results_offset": 1 << 19, "memory": True}
         if confined:
-            settings["confinement"] = asdict(Confinement(tempfile.mkdtemp(dir=rooms)))
+            settings["confinement"] = asdict(Confinement(tempfile.mkdtemp(dir=folder)))
         pid = spawner.spawn(
             "worker", settings, [theirs.fileno(), arena], limits={"memory_bytes": 8 << 30}, output=False
         )

@@ -310,14 +310,14 @@ def test_bombs_are_ended_and_harm_nobody(judge_tiny, kernel_directory, tmp_path,
     assert still_running() == []
 
 
-def test_a_filled_disk_is_laid_to_whom_it_is(tmp_path, monkeypatch):
-    room, other = tmp_path / "room", tmp_path / "other"
-    room.mkdir()
+def test_a_filled_disk_is_blamed_on_the_worker_that_filled_it(tmp_path, monkeypatch):
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    folder.mkdir()
     monkeypatch.setattr(worker_folders, "MAX_BYTES", 8 << 20)
-    guard = worker_folders.QuotaGuard(os.getpid(), str(room))
+    guard = worker_folders.QuotaGuard(os.getpid(), str(folder))
     other.write_bytes(bytes(16 << 20))
     assert guard._stored_too_much() is None
-    (room / "file").write_bytes(bytes(16 << 20))
+    (folder / "file").write_bytes(bytes(16 << 20))
     os.sync()
     assert "GiB in its folder" in guard._stored_too_much()
 

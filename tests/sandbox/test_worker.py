@@ -27,7 +27,7 @@ MATRIX = "((T([3, 4], f32),), {})"
 
 @pytest.fixture
 def worker(shared_server) -> Iterator[KernelWorker]:
-    """Return a worker without a room; when the judge hangs up, it ends by itself."""
+    """Return a worker without confinement; when the judge hangs up, it ends by itself."""
     worker = KernelWorker(shared_server.spawner, CONFIG)
     yield worker
     worker._channel.close()

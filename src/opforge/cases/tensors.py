@@ -74,13 +74,13 @@ def tensor_from_row(buffer: Any, row: list[Any]) -> torch.Tensor:
 
     The row is ``[byte offset, bytes, dtype, shape, strides, storage offset, device]``.
     """
-    at, nbytes, short, shape, strides, offset, _device = row
+    start, nbytes, short, shape, strides, offset, _device = row
     dtype = TORCH_DTYPES[short]
     count = nbytes // dtype.itemsize
     if count == 0:
         empty = torch.empty(0, dtype=dtype)
         return empty.set_(empty.untyped_storage(), 0, shape, strides)
-    flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=at)
+    flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=start)
     return flat.set_(flat.untyped_storage(), offset, shape, strides)
 
 
@@ -89,12 +89,12 @@ def one_tensor_per_offset(make: Callable[[list[Any]], torch.Tensor]) -> Callable
     known: dict[int, torch.Tensor] = {}
 
     def tensor(row: list[Any]) -> torch.Tensor:
-        at, nbytes, *_ = row
+        start, nbytes, *_ = row
         if not nbytes:
             return make(row)
-        if at not in known:
-            known[at] = make(row)
-        return known[at]
+        if start not in known:
+            known[start] = make(row)
+        return known[start]
 
     return tensor
 
@@ -197,7 +197,7 @@ class Renewal:
             return [self.words] * len(seeds)
         batch_size = max(1, (_MAX_GPU_BATCH_ELEMENTS if self.words.is_cuda else _MAX_CPU_BATCH_ELEMENTS) // self._count)
         results: list[torch.Tensor] = []
-        for batch in (seeds[at : at + batch_size] for at in range(0, len(seeds), batch_size)):
+        for batch in (seeds[start : start + batch_size] for start in range(0, len(seeds), batch_size)):
             starts = [self._count - seed % self._count for seed in batch]
             moved, taken = self._rows([starts, [seed // 7 % _NOISE_STARTS for seed in batch]])
             first, noise = self._memory_ranges(self._doubled_words, moved), self._memory_ranges(self._noise, taken)

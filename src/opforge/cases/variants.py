@@ -575,8 +575,8 @@ def _integers(inputs: CallTensors) -> list[torch.Tensor] | None:
             varied[i], changed = copy, True
             continue
         info = torch.iinfo(t.dtype)
-        for at, value in ((0, info.max), (len(flat) // 2, max(info.min, -info.max)), (len(flat) - 1, info.max - 1)):
-            flat[at] = value
+        for index, value in ((0, info.max), (len(flat) // 2, max(info.min, -info.max)), (len(flat) - 1, info.max - 1)):
+            flat[index] = value
         varied[i], changed = copy, True
     return varied if changed else None
 

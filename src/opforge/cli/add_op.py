@@ -26,21 +26,21 @@ def add_op(
     package: Annotated[Path, typer.Option(help="The package's folder.")] = Path(),
 ) -> int:
     """Add an operator to a package: kernel, registration, fake, gradient, tests, export, types; existing parts stay."""
-    from opforge.package import add_op as adding
+    from opforge.package import add_op as scaffold
 
     names = [word.strip() for words in optional or [] for word in words.split(",")]
-    found = adding.read_package(package)
-    wanted = adding.operator_request(name, mutates=mutates, outputs=outputs, optional=names)
-    parts = adding.add_op(found, wanted)
+    existing = scaffold.read_package(package)
+    wanted = scaffold.operator_request(name, mutates=mutates, outputs=outputs, optional=names)
+    parts = scaffold.add_op(existing, wanted)
     for part in parts:
         sys.stdout.write(f"{part.status:<8}  {part.path}\n")
     if all(part.status == "kept" for part in parts):
-        sys.stdout.write(f"operator {found.name}::{name} is already complete\n")
+        sys.stdout.write(f"operator {existing.name}::{name} is already complete\n")
         return 0
     kernel = parts[0].path
-    build = "" if found.variant == "triton" else "  pip install --no-build-isolation -e '.[test]'\n"
+    build = "" if existing.variant == "triton" else "  pip install --no-build-isolation -e '.[test]'\n"
     sys.stdout.write(
-        f"operator {found.name}::{name} multiplies for now; write your computation in {kernel}\n{build}  pytest "
+        f"operator {existing.name}::{name} multiplies for now; write your computation in {kernel}\n{build}  pytest "
         f"tests/test_{name}.py\n"
     )
     return 0

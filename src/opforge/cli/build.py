@@ -67,7 +67,7 @@ def _show(libraries: list[LibraryResult], place: Path) -> None:
         for schema in (one.operators or {}).values():
             sys.stdout.write(f"  torch.ops.{schema.replace('::', '.', 1)}\n")
     counts = Counter(one.status for one in libraries)
-    said = ", ".join(f"{counts[status]} {status}" for status in ("built", "cached", "failed") if counts[status])
+    summary = ", ".join(f"{counts[status]} {status}" for status in ("built", "cached", "failed") if counts[status])
     usable = next((one.name for one in libraries if one.status != "failed"), None)
     hint = f"; with {place} on the path, `import {usable}`" if usable else ""
-    sys.stdout.write(f"libraries: {said}{hint}\n")
+    sys.stdout.write(f"libraries: {summary}{hint}\n")

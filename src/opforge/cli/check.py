@@ -44,11 +44,11 @@ def check(
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
     if ops is not None and not ops.replace(",", "").strip():
         raise OpforgeError("--ops is empty; leave it out to take all")
-    from opforge import check as checking
+    from opforge import check as check_package
 
-    options = checking.CheckOptions(device, _split_names(ops or ""), _split_names(skip), inputs, timeout, workers)
+    options = check_package.CheckOptions(device, _split_names(ops or ""), _split_names(skip), inputs, timeout, workers)
     with ProgressLine() as progress:
-        report = checking.run_checks(checking.parse_target(target, import_), options, progress)
+        report = check_package.run_checks(check_package.parse_target(target, import_), options, progress)
     if format_ == "json":
         sys.stdout.write(json.dumps(report.as_json(), indent=2) + "\n")
     else:
@@ -78,14 +78,14 @@ def _operator(operator: OperatorReport, width: int) -> list[str]:
 
     passed = {finding.check for finding in operator.findings_with(Status.PASSED)}
     skipped = operator.findings_with(Status.SKIPPED)
-    said = (
+    summary = (
         f"{len(passed)} checks passed with {len(operator.calls)} calls {_input_origin(operator.origin)}"
         if passed
         else ""
     )
     if skipped:
-        said += f"; skipped: {', '.join(finding.check for finding in skipped)}"
-    lines = [f"{operator.name:{width}}  {operator.verdict:11}  {said}".rstrip()]
+        summary += f"; skipped: {', '.join(finding.check for finding in skipped)}"
+    lines = [f"{operator.name:{width}}  {operator.verdict:11}  {summary}".rstrip()]
     if operator.unsupported:
         lines.append(f"  not judged  {operator.unsupported}")
     for finding in operator.findings_with(Status.FAILED):

@@ -38,27 +38,27 @@ def compare(
         raise OpforgeError(f"unknown format {format_!r}; allowed: {', '.join(_FORMATS)}")
     share = None if fail_on_regression is None else _parse_percentage(fail_on_regression)
 
-    from opforge.reports import compare as told
-    from opforge.runs.compare.comparison import compare as hold
+    from opforge.reports import compare as reports
+    from opforge.runs.compare.comparison import compare as compare_runs
 
-    comparison = hold(before, after, report_unchanged=unchanged)
+    comparison = compare_runs(before, after, report_unchanged=unchanged)
     if format_ == "json":
-        sys.stdout.write(json.dumps(told.as_json(comparison, share), indent=2) + "\n")
+        sys.stdout.write(json.dumps(reports.as_json(comparison, share), indent=2) + "\n")
     elif format_ == "markdown":
-        sys.stdout.write(told.markdown(comparison, share))
+        sys.stdout.write(reports.markdown(comparison, share))
     elif format_ == "junit":
-        sys.stdout.writelines(told.as_junit(comparison, share))
+        sys.stdout.writelines(reports.as_junit(comparison, share))
     else:
         from opforge.reports.terminal import console_for_results
 
-        told.print_comparison(console_for_results(), comparison, share)
+        reports.print_comparison(console_for_results(), comparison, share)
     return 1 if comparison.regressions(share) else 0
 
 
 def _parse_percentage(text: str) -> float:
     """Return the share that a percentage means."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
-    share = float(found[1]) / 100 if found else -1.0
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
+    share = float(match[1]) / 100 if match else -1.0
     if not 0 <= share < 1:
         raise OpforgeError(f"--fail-on-regression {text!r} is not a percentage below 100%; give for example 5%")
     return share

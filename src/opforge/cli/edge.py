@@ -77,21 +77,21 @@ def export(
     target, ranges = parse_target(model), parse_dynamic(dynamic or [])
     with ProgressLine() as progress:
         progress(f"exporting {model}", 0, 1)
-        made = export_model(target, out, dynamic=ranges, xnnpack=xnnpack, limit_s=timeout)
+        exported = export_model(target, out, dynamic=ranges, xnnpack=xnnpack, limit_s=timeout)
     if format_ == "json":
-        return _print_json({**asdict(made), "path": str(made.path), "custom": made.custom})
-    sys.stdout.write(f"wrote {made.path}, {made.bytes} bytes, in {made.seconds:.1f} s\n")
-    sys.stdout.write(f"inputs     {made.inputs}\n")
-    sys.stdout.write(f"operators  {', '.join(made.operators) or 'none'}\n")
-    if made.delegated:
-        sys.stdout.write(f"delegated  {made.delegated} parts to XNNPACK\n")
-    for name in made.taken_apart:
+        return _print_json({**asdict(exported), "path": str(exported.path), "custom": exported.custom})
+    sys.stdout.write(f"wrote {exported.path}, {exported.bytes} bytes, in {exported.seconds:.1f} s\n")
+    sys.stdout.write(f"inputs     {exported.inputs}\n")
+    sys.stdout.write(f"operators  {', '.join(exported.operators) or 'none'}\n")
+    if exported.delegated:
+        sys.stdout.write(f"delegated  {exported.delegated} parts to XNNPACK\n")
+    for name in exported.taken_apart:
         sys.stdout.write(
             f"note       {name} was decomposed because it is CompositeImplicitAutograd: a kernel for it would not run\n"
         )
-    if made.custom:
+    if exported.custom:
         sys.stdout.write(
-            f"needs      kernels of {', '.join(made.custom)}: opforge edge build DIR --model {made.path}\n"
+            f"needs      kernels of {', '.join(exported.custom)}: opforge edge build DIR --model {exported.path}\n"
         )
     return 0
 
@@ -244,8 +244,8 @@ def _lines(report: CheckReport) -> list[str]:
 
 def _row_lines(row: CheckRow, width: int) -> list[str]:
     if row.kind.startswith("without"):
-        said = "missing, as expected" if row.verdict == "passed" else ""
-        lines = [f"{row.kind}  {row.verdict}  {said}".rstrip()]
+        note = "missing, as expected" if row.verdict == "passed" else ""
+        lines = [f"{row.kind}  {row.verdict}  {note}".rstrip()]
     else:
         figures = "" if row.difference is None else f"difference {row.difference:g}, {_kernels(row.kernels)}"
         lines = [f"{row.case:{width}}  {row.kind:7}  {row.verdict:7}  {figures}".rstrip()]

@@ -44,22 +44,22 @@ def runner(
     if format_ not in ("text", "json"):
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
     from opforge.cli.edge import select_operators
-    from opforge.edge import runner as making
+    from opforge.edge import runner as edge_runner
     from opforge.edge.build import read_folder
 
     folder = read_folder(directory)
     chosen = select_operators(folder, ops, model)
-    needed = set(making.needed_libraries(model)) if model is not None else set()
-    needed |= {making.ATEN_LIBRARY} if aten else set()
-    needed |= {making.XNNPACK_LIBRARY} if xnnpack else set()
-    wishes = making.RunnerOptions(tuple(sorted(needed)), beside)
-    made = making.build_runner(folder, chosen, out, wishes)
-    whole = _build_with_all_operators(folder, wishes) if compare else None
+    needed = set(edge_runner.needed_libraries(model)) if model is not None else set()
+    needed |= {edge_runner.ATEN_LIBRARY} if aten else set()
+    needed |= {edge_runner.XNNPACK_LIBRARY} if xnnpack else set()
+    wishes = edge_runner.RunnerOptions(tuple(sorted(needed)), beside)
+    built = edge_runner.build_runner(folder, chosen, out, wishes)
+    full_build = _build_with_all_operators(folder, wishes) if compare else None
     if format_ == "json":
-        row = {**made.as_json(), "all_bytes": whole.bytes if whole else None}
+        row = {**built.as_json(), "all_bytes": full_build.bytes if full_build else None}
         sys.stdout.write(json.dumps(row, indent=2) + "\n")
     else:
-        _show(made, whole, out, folder, beside)
+        _show(built, full_build, out, folder, beside)
     return 0
 
 
@@ -77,16 +77,16 @@ def _build_with_all_operators(folder: OperatorFolder, wishes: RunnerOptions) -> 
         )
 
 
-def _show(made: BuiltRunner, whole: BuiltRunner | None, out: Path, folder: OperatorFolder, beside: bool) -> None:
-    how = "cached" if made.cached else f"built in {made.seconds:.1f} s"
-    left_out = [entry.name for entry in folder.entries if entry.name not in made.operators]
+def _show(built: BuiltRunner, full_build: BuiltRunner | None, out: Path, folder: OperatorFolder, beside: bool) -> None:
+    how = "cached" if built.cached else f"built in {built.seconds:.1f} s"
+    left_out = [entry.name for entry in folder.entries if entry.name not in built.operators]
     place = "beside it" if beside else "of the installed package"
     lines = [
-        f"{out}  {made.bytes:,} bytes, {how}",
-        f"  kernels    {', '.join(made.operators)} ({made.origin})",
+        f"{out}  {built.bytes:,} bytes, {how}",
+        f"  kernels    {', '.join(built.operators)} ({built.origin})",
         *([f"  left out   {', '.join(left_out)}"] if left_out else []),
-        f"  libraries  {', '.join(made.libraries)}: {made.library_bytes:,} bytes, {place}",
-        *([f"  with all {len(folder.entries)} operators it has {whole.bytes:,} bytes"] if whole else []),
+        f"  libraries  {', '.join(built.libraries)}: {built.library_bytes:,} bytes, {place}",
+        *([f"  with all {len(folder.entries)} operators it has {full_build.bytes:,} bytes"] if full_build else []),
         f"run it: {out} MODEL.pte INPUT.npy … -o FOLDER",
     ]
     sys.stdout.write("\n".join(lines) + "\n")

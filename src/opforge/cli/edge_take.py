@@ -21,9 +21,9 @@ def take(
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to make.")] = Path("edge"),
 ) -> int:
     """Make an ExecuTorch operator folder for an installed package's operators; you write only the C++ kernels."""
-    from opforge.edge.from_package import create_from_package as make
+    from opforge.edge.from_package import create_from_package
 
-    files = make(package, op or [], out)
+    files = create_from_package(package, op or [], out)
     sys.stdout.write(f"made {out}, {len(files)} files; next:\n")
     for path in files:
         if path.suffix == ".cpp":

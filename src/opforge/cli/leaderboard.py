@@ -30,16 +30,16 @@ def leaderboard(
     """Rank runs on the same cases and device; other runs are ranked separately."""
     if format_ not in _FORMATS:
         raise OpforgeError(f"unknown format {format_!r}; allowed: {', '.join(_FORMATS)}")
-    from opforge.reports import leaderboard as told
-    from opforge.runs.leaderboard import leaderboard as ranked
+    from opforge.reports import leaderboard as reports
+    from opforge.runs.leaderboard import leaderboard as make_leaderboard
 
-    found = ranked(folders, by)
+    ranking = make_leaderboard(folders, by)
     if format_ == "json":
-        sys.stdout.write(json.dumps(told.as_json(found), indent=2) + "\n")
+        sys.stdout.write(json.dumps(reports.as_json(ranking), indent=2) + "\n")
     elif format_ == "markdown":
-        sys.stdout.write(told.markdown(found))
+        sys.stdout.write(reports.markdown(ranking))
     else:
         from opforge.reports.terminal import console_for_results
 
-        told.print_leaderboard(console_for_results(), found)
-    return 0 if found.boards else 5
+        reports.print_leaderboard(console_for_results(), ranking)
+    return 0 if ranking.boards else 5

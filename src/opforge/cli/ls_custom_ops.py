@@ -23,16 +23,16 @@ def list_custom_ops(kind: str, root: Path, ops: str, device: str) -> None:
 def _kernels(root: Path, names: tuple[str, ...]) -> None:
     from opforge.kernels.custom import find_custom_ops
 
-    found = find_custom_ops(root)
-    for op in found.select(names or found.folders):
-        folder = found.folders[op]
+    custom_ops = find_custom_ops(root)
+    for op in custom_ops.select(names or custom_ops.folders):
+        folder = custom_ops.folders[op]
         for kernel in folder.kernels:
             _line(f"{kernel.name:32} {Path(kernel.file or '').name:32} compared with {folder.reference.name}")
         if not folder.kernels:
             _line(f"{op} has no implementation {op}_NAME.py: there is nothing to judge")
         for warning in folder.warnings if folder.kernels else ():
             _line(f"note: {warning}")
-    for stranger in found.skipped:
+    for stranger in custom_ops.skipped:
         _line(f"ignored: {stranger}")
 
 

@@ -85,7 +85,7 @@ def model(
     )
     with ProgressLine() as progress:
         asked = ModelConfig(target, config, _dtype(dtype), train, seed, settings)
-        report = judge_model(asked, lambda what: progress(what, 0, 1))
+        report = judge_model(asked, lambda label: progress(label, 0, 1))
     warn_about_confinement(config, report["confinement"])
     _show(report, as_json=format_ == "json")
     return _exit_code(report)

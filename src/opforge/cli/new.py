@@ -65,21 +65,21 @@ def _ask(answers: dict[str, str]) -> dict[str, str]:
     """Ask for what is not given, again until it can be used; questions go to stderr."""
     from opforge.package.new import invalid_answers, prompt, questions, with_defaults
 
-    found = dict(answers)
-    if wrong := invalid_answers({"package": "my_own_new_ops", **found}):  # what was given is not asked again
+    given = dict(answers)
+    if wrong := invalid_answers({"package": "my_own_new_ops", **given}):  # what was given is not asked again
         raise OpforgeError("; ".join(wrong))
     for name, choices in questions().items():
-        if name in found or (name == "abi" and found["variant"] != "cpp"):
+        if name in given or (name == "abi" and given["variant"] != "cpp"):
             continue
         text = f"{prompt(name)} ({', '.join(choices)})" if len(choices) > 1 else prompt(name)
         while True:
             answer = _answer(text, choices[0])
-            wrong = invalid_answers(with_defaults({"package": "my_own_new_ops", **found, name: answer}))
+            wrong = invalid_answers(with_defaults({"package": "my_own_new_ops", **given, name: answer}))
             if not wrong:
                 break
             sys.stderr.write("; ".join(wrong) + "\n")
-        found[name] = answer
-    return found
+        given[name] = answer
+    return given
 
 
 def _answer(text: str, default: str) -> str:

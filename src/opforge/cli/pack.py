@@ -26,19 +26,19 @@ def pack(
     """Make a package and a wheel of a folder's kernels and their proofs; installed, it overrides ATen's kernels."""
     if format_ not in ("text", "json"):
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
-    from opforge.package.pack import pack as make
+    from opforge.package.pack import pack as make_package
 
-    packed = make(directory, name, out, version=version)
+    packed = make_package(directory, name, out, version=version)
     if format_ == "json":
         rows = [{"name": k.name, "file": k.file, "proven": k.proven} for k in packed.kernels]
-        found = {
+        report = {
             "package": str(packed.project),
             "wheel": str(packed.wheel),
             "kernels": rows,
             "left_out": packed.ignored_folders,
             "signer": packed.signer,
         }
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
         return 0
     for kernel in packed.kernels:
         sys.stdout.write(f"{kernel.name}  {kernel.proven or 'no proof: used only with policy `all`'}\n")

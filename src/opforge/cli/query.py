@@ -44,9 +44,9 @@ def query(
         for file in write_parquet(paths, parquet):
             sys.stdout.write(f"{file}\n")
     if sql is not None:
-        from opforge.runs.query import query as ask
+        from opforge.runs.query import query as run_query
 
-        _show(*ask(paths, sys.stdin.read() if sql == "-" else sql), format_)
+        _show(*run_query(paths, sys.stdin.read() if sql == "-" else sql), format_)
     return 0
 
 

@@ -34,11 +34,11 @@ def reproduce(
     """Judge one case of a run again, alone and on the same contents, with the kernel as it is now."""
     if format_ not in ("text", "json"):
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
-    from opforge.runs.reproduce import reproduce as judge
+    from opforge.runs.reproduce import reproduce as judge_again
 
     with tempfile.TemporaryDirectory(prefix="opforge-reproduce-") as temporary:
         with ProgressLine() as progress:
-            again = judge(run, case, out or Path(temporary) / "run", kernel=kernel, progress=progress)
+            again = judge_again(run, case, out or Path(temporary) / "run", kernel=kernel, progress=progress)
         if format_ == "json":
             answer = {"before": again.before.wire(), "now": again.after.wire(), "changed": again.changed}
             sys.stdout.write(json.dumps(answer, indent=2) + "\n")

@@ -158,7 +158,7 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, format_: str) -> in
 
     try:
         with ProgressLine() as progress, raise_on_sigterm():
-            ended = judge(config, folder, resume=resume, progress=progress)
+            result = judge(config, folder, resume=resume, progress=progress)
     except KeyboardInterrupt as interrupt:
         if (folder / "results.jsonl").exists():
             sys.stderr.write(f"results so far are kept; continue with `opforge run --resume {folder}`\n")
@@ -166,11 +166,11 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, format_: str) -> in
         if isinstance(interrupt, Terminated):
             raise typer.Exit(SIGTERM_EXIT_CODE) from None
         raise
-    warn_about_confinement(config, ended.manifest.confinement)
+    warn_about_confinement(config, result.manifest.confinement)
     generation.print_generation_summary(folder)
-    write_reports(folder, ended.summary)
-    _SHOW[format_](folder, ended)
-    return ended.summary.exit_code
+    write_reports(folder, result.summary)
+    _SHOW[format_](folder, result)
+    return result.summary.exit_code
 
 
 def _write_partial_report(folder: Path) -> None:
@@ -183,35 +183,35 @@ def _write_partial_report(folder: Path) -> None:
         write_reports(folder, Summary.from_rows(read_manifest(folder), read_rows(folder)))
 
 
-def _show_text(folder: Path, ended: RunResult) -> None:
+def _show_text(folder: Path, result: RunResult) -> None:
     from opforge.reports.terminal import console_for_results, print_run
 
     console = console_for_results()
-    print_run(console, ended.manifest, ended.summary)
+    print_run(console, result.manifest, result.summary)
     console.print(f"results      {folder}", soft_wrap=True)
 
 
-def _show_json(folder: Path, ended: RunResult) -> None:
+def _show_json(folder: Path, result: RunResult) -> None:
     from opforge.reports.feedback import feedback
     from opforge.runs.store import read_rows
 
-    said = feedback(ended.summary, read_rows(folder))
-    said["scores"] = {**said["scores"], "out": str(folder)}
-    sys.stdout.write(json.dumps(said, indent=2) + "\n")
+    report = feedback(result.summary, read_rows(folder))
+    report["scores"] = {**report["scores"], "out": str(folder)}
+    sys.stdout.write(json.dumps(report, indent=2) + "\n")
 
 
-def _show_junit(folder: Path, ended: RunResult) -> None:
+def _show_junit(folder: Path, result: RunResult) -> None:
     from opforge.reports.junit import run_document
     from opforge.runs.store import read_rows
 
-    sys.stdout.writelines(run_document(ended.manifest, ended.summary, read_rows(folder)))
+    sys.stdout.writelines(run_document(result.manifest, result.summary, read_rows(folder)))
 
 
-def _show_github(_folder: Path, ended: RunResult) -> None:
+def _show_github(_folder: Path, result: RunResult) -> None:
     from opforge.reports import github
 
-    sys.stdout.writelines(github.workflow_commands(ended.manifest, ended.summary, github.workspace()))
-    github.append_step_summary(github.step_summary(ended.manifest, ended.summary))
+    sys.stdout.writelines(github.workflow_commands(result.manifest, result.summary, github.workspace()))
+    github.append_step_summary(github.step_summary(result.manifest, result.summary))
 
 
 _SHOW = {"text": _show_text, "json": _show_json, "junit": _show_junit, "github": _show_github}

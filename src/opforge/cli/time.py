@@ -77,11 +77,11 @@ def _time_kernel(config: RunConfig, backend: SingleBackend, cases: list[Case], f
     from opforge.suites.given import GivenSuite
 
     with ProgressLine() as progress:
-        ended = run(config, folder, progress=progress, suite=GivenSuite(cases), backend=backend)
-    warn_about_confinement(config, ended.manifest.confinement)
-    write_reports(folder, ended.summary)
+        result = run(config, folder, progress=progress, suite=GivenSuite(cases), backend=backend)
+    warn_about_confinement(config, result.manifest.confinement)
+    write_reports(folder, result.summary)
     order = {case.id: number for number, case in enumerate(cases)}
-    rows = sorted(ended.store.rows(), key=lambda row: order[row.id])
+    rows = sorted(result.store.rows(), key=lambda row: order[row.id])
     _show(config, backend, rows, as_json=as_json)
     return 0 if rows and all(row.verdict == "passed" and row.headline is not None for row in rows) else 1
 

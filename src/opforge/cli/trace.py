@@ -58,14 +58,14 @@ def trace(
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
     if _is_data(target):
         return _convert(Path(target), out, to_log, as_json=format_ == "json")
-    what = parse_target(target, tuple(args or ()))
+    program = parse_target(target, tuple(args or ()))
     short, changes = parse_dtype(dtype), parse_changes(set_ or [])
     settings = Settings(device, fake, short, train, batch, seq, image, layers, changes).checked()
-    made, ended = _record(what, settings)
-    path = out or Path(f"{what.model_name.replace(':', '.').replace('/', '.')}.parquet")
-    _write(made, path, to_log)
-    _show(made, path, to_log, ended.error, as_json=format_ == "json")
-    return 1 if ended.error else 0
+    trace, result = _record(program, settings)
+    path = out or Path(f"{program.model_name.replace(':', '.').replace('/', '.')}.parquet")
+    _write(trace, path, to_log)
+    _show(trace, path, to_log, result.error, as_json=format_ == "json")
+    return 1 if result.error else 0
 
 
 def _record(target: Target, settings: Settings) -> tuple[Trace, TraceResult]:
@@ -74,13 +74,13 @@ def _record(target: Target, settings: Settings) -> tuple[Trace, TraceResult]:
 
     collector = Collector()
     with ProgressLine() as progress:
-        ended = record(collector, target, settings, progress)
-    made = collector.merged_trace(recording_metadata(settings, sys.argv))
-    if ended.traceback:
-        sys.stderr.write(ended.traceback)
-    if not made.calls:
-        raise NothingToJudgeError(f"{target.name}: {ended.error or 'no operator was called'}; nothing was recorded")
-    return made, ended
+        result = record(collector, target, settings, progress)
+    trace = collector.merged_trace(recording_metadata(settings, sys.argv))
+    if result.traceback:
+        sys.stderr.write(result.traceback)
+    if not trace.calls:
+        raise NothingToJudgeError(f"{target.name}: {result.error or 'no operator was called'}; nothing was recorded")
+    return trace, result
 
 
 def _is_data(target: str) -> bool:
@@ -94,31 +94,31 @@ def _convert(path: Path, out: Path | None, to_log: Path | None, *, as_json: bool
 
     if out is None and to_log is None:
         raise OpforgeError(f"{path} is a file of calls; give --to-log FILE or --out FILE.parquet to convert it")
-    made = read_calls(path)
-    _write(made, out, to_log)
-    _show(made, out, to_log, "", as_json=as_json)
+    trace = read_calls(path)
+    _write(trace, out, to_log)
+    _show(trace, out, to_log, "", as_json=as_json)
     return 0
 
 
-def _write(made: Trace, path: Path | None, to_log: Path | None) -> None:
+def _write(trace: Trace, path: Path | None, to_log: Path | None) -> None:
     from opforge.traces import log, trace_file
 
     if path is not None:
-        trace_file.write_trace(path, made)
+        trace_file.write_trace(path, trace)
     if to_log is not None:
         with trace_file.atomic_path(to_log) as draft:
-            draft.write_text("".join(f"{line}\n" for line in log.to_log(made)))
+            draft.write_text("".join(f"{line}\n" for line in log.to_log(trace)))
 
 
-def _show(made: Trace, path: Path | None, to_log: Path | None, error: str, *, as_json: bool) -> None:
-    lost = sum(made.losses.values())
+def _show(trace: Trace, path: Path | None, to_log: Path | None, error: str, *, as_json: bool) -> None:
+    lost = sum(trace.losses.values())
     if as_json:
         row: dict[str, Any] = {
-            "calls": sum(c.count for c in made.calls),
-            "distinct": len(made.calls),
-            "operators": made.operators,
+            "calls": sum(c.count for c in trace.calls),
+            "distinct": len(trace.calls),
+            "operators": trace.operators,
             "lost": lost,
-            "losses": made.losses,
+            "losses": trace.losses,
             "error": error,
             "out": None if path is None else str(path),
             "log": None if to_log is None else str(to_log),
@@ -127,6 +127,6 @@ def _show(made: Trace, path: Path | None, to_log: Path | None, error: str, *, as
         return
     from opforge.reports.trace import print_trace
 
-    print_trace(made, [str(p) for p in (path, to_log) if p is not None])
+    print_trace(trace, [str(p) for p in (path, to_log) if p is not None])
     if error:
         sys.stderr.write(f"opforge: {error}\n")

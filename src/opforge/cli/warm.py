@@ -67,9 +67,9 @@ def _check_confinement(server: ForkServerProcess) -> None:
     from opforge.sandbox.host import system_check
 
     missing = system_check.working_protections(server.spawner)["missing"]
-    if leaks := [what for what in _REQUIRED_PROTECTIONS if what in missing]:
+    if needed := [protection for protection in _REQUIRED_PROTECTIONS if protection in missing]:
         raise OpforgeError(
-            f"not protected on this system: {', '.join(leaks)}; a kernel could corrupt a warm server, so each "
+            f"not protected on this system: {', '.join(needed)}; a kernel could corrupt a warm server, so each "
             "command must start its own"
         )
 

@@ -61,8 +61,8 @@ def write_folder(folder: Path, texts: Mapping[str, str]) -> tuple[Path, ...]:
         raise OpforgeError(f"{str(folder)!r} is there already and not an empty folder; choose another")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as workshop:
-            draft = Path(workshop) / "made"
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
+            draft = Path(temporary) / "made"
             for name, text in texts.items():
                 (draft / name).parent.mkdir(parents=True, exist_ok=True)
                 (draft / name).write_text(text)

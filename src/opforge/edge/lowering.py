@@ -131,9 +131,9 @@ def _out_variant_hint(op: Any) -> str:
     return f"{form.namespace}::{form.out_schema}, or both at once with opforge.edge.define.define"
 
 
-def _failing(what: str) -> AbstractContextManager[None]:
+def _failing(step: str) -> AbstractContextManager[None]:
     """Explain whatever a step of export raises."""
-    return user_code(lambda error: ExportError(f"{what}: {_error_summary(error)}"))
+    return user_code(lambda error: ExportError(f"{step}: {_error_summary(error)}"))
 
 
 def _export_error(error: Exception) -> ExportError:

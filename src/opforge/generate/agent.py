@@ -67,19 +67,21 @@ class Agent:
     def write_kernels(self, tasks: Iterable[Task]) -> list[OperatorResult]:
         """Return the result for each operator; results from before an interruption are reused."""
         options = self._context.options
-        contests: list[OperatorAttempts] = []
+        all_attempts: list[OperatorAttempts] = []
         units: list[Callable[[], None]] = []
         for task in tasks:
             if (winner := self._context.journal.winner(task.name)) is not None:
                 self._progress.add_result(_write_kernel(task, winner))
                 continue
-            contest = OperatorAttempts(task, options.target)
+            attempts = OperatorAttempts(task, options.target)
             for attempt in judged_attempts(self._context.journal, options, task):
-                contest.add(attempt)
-            contests.append(contest)
-            team = _OperatorWorkers(contest, options.workers, self._finish)
-            units += [partial(team.run, KernelWriter(self._context, contest, k)) for k in range(1, options.workers + 1)]
-        self._progress.attempts = lambda: sum(len(contest.attempts) for contest in contests)
+                attempts.add(attempt)
+            all_attempts.append(attempts)
+            team = _OperatorWorkers(attempts, options.workers, self._finish)
+            units += [
+                partial(team.run, KernelWriter(self._context, attempts, k)) for k in range(1, options.workers + 1)
+            ]
+        self._progress.attempts = lambda: sum(len(attempts.attempts) for attempts in all_attempts)
         run_in_threads(units, options.parallel)
         return [self._progress.results[name] for name in sorted(self._progress.results)]
 

@@ -253,9 +253,9 @@ class Batch:
             raise MemoryError(
                 f"its results take more than the {self._capacity_bytes} bytes that a worker's arena has for them"
             )
-        placed = BatchEntry(case, call, rows, answer, aten_s=aten_s)
-        self.entries.append(placed)
-        return placed
+        entry = BatchEntry(case, call, rows, answer, aten_s=aten_s)
+        self.entries.append(entry)
+        return entry
 
     def _reserve_results(self, call: ReferenceCall, answer: CallOutcome) -> bool:
         """Reserve memory for the results of a call, and for inputs that are not read in place.

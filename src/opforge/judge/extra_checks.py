@@ -34,10 +34,10 @@ def check_gradients(
     except MalformedReplyError as error:
         return Verdict(VerdictKind.CONTRACT, str(error))
     gradient_call = replace(call, owns_storage=False)
-    finding = CaseCheck(
+    verdict = CaseCheck(
         op, True, entry.case.expect, gradient_call, aten, reply, results, config.input_bytes, measure_errors=False
     ).verdict()  # fmt: skip
-    return None if finding.passed else replace(finding, reason=f"gradients through the kernel: {finding.reason}")
+    return None if verdict.passed else replace(verdict, reason=f"gradients through the kernel: {verdict.reason}")
 
 
 def check_late_result(worker: KernelWorker, entry: BatchEntry, case_check: CaseCheck) -> Verdict | None:
@@ -91,10 +91,10 @@ def recheck_in_new_process(
         return None
     finally:
         worker.close()
-    finding = CaseCheck(
+    verdict = CaseCheck(
         op, required, entry.case.expect, call, call.run(), reply, results, config.input_bytes, measure_errors=False
     ).verdict()
-    return replace(finding, reason=f"with other contents, as in timed calls: {finding.reason}")
+    return replace(verdict, reason=f"with other contents, as in timed calls: {verdict.reason}")
 
 
 def _replies(worker: KernelWorker, request: CallRequest | GradientRequest, count: int) -> tuple[list[CallReply], Bytes]:

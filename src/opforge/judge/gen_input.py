@@ -27,10 +27,12 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
     """Make the cases of one operator after another, until a request without a file."""
     channel, spawner = Channel.from_fd(fds[0]), Spawner.from_fd(fds[1])
     workers = WorkerConfig(config["device"], config["timeout_s"], config["memory_bytes"])
-    rooms = WorkerFolders(spawner, **config["confine"]) if config.get("confine") else None
+    worker_folders = WorkerFolders(spawner, **config["confine"]) if config.get("confine") else None
     blob = BlobWriter(Path(config["blob"]))
     while "file" in (request := channel.receive()):
-        cases = _CaseMaker(spawner, workers, rooms, blob, config["blob_name"], request["op"], request["file"]).cases()
+        cases = _CaseMaker(
+            spawner, workers, worker_folders, blob, config["blob_name"], request["op"], request["file"]
+        ).cases()
         channel.send([_row(case) for case in cases])
     blob.close()
     channel.send({"done": True})
@@ -75,8 +77,8 @@ class _CaseMaker:
 
     def _load_file(self) -> Any:
         """Load the file in a new worker, and return its description of the tests."""
-        room = None if self._worker_folders is None else self._worker_folders.reference_confinement(self._file)
-        self._worker = KernelWorker(self._spawner, self._config, room)
+        confinement = None if self._worker_folders is None else self._worker_folders.reference_confinement(self._file)
+        self._worker = KernelWorker(self._spawner, self._config, confinement)
         try:
             reply = self._worker.ask({"do": "tests", "file": self._file})
         except WorkerDiedError as death:

@@ -81,9 +81,9 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
     channel, spawner = Channel.from_fd(fds[0]), Spawner.from_fd(fds[1])
     blobs = {name: open_blob(Path(path)) for name, path in config["blobs"].items()}
     workers = WorkerConfig(config["device"], config["timeout_s"], config["memory_bytes"])
-    rooms = WorkerFolders(spawner, **config["confine"]) if config.get("confine") else None
+    worker_folders = WorkerFolders(spawner, **config["confine"]) if config.get("confine") else None
     peaks = Peaks.from_json(config["peaks"]) if config.get("peaks") else None
-    judge = Judge(channel, spawner, workers, blobs, rooms, peaks)
+    judge = Judge(channel, spawner, workers, blobs, worker_folders, peaks)
     while True:
         judge.judge_job(channel.receive())
         channel.send({"done": True})
@@ -183,11 +183,11 @@ class Judge:
         batch, _refused = self._fill_batch(
             op, deque([case]), 1, _ATEN_ALONE_BUDGET_FACTOR * variants.ATEN_TIME_BUDGET_S
         )
-        for placed in batch.entries:
+        for entry in batch.entries:
             with contextlib.suppress(Exception):  # ATen may raise
-                exact = Float64Answers(placed.call)
+                exact = Float64Answers(entry.call)
                 _ = exact.tensors, exact.with_gaps(), exact.perturbed(torch.finfo(torch.float32).eps, 1)
-                placed.call.gradient_call().run()
+                entry.call.gradient_call().run()
 
     def _operator_and_reference(
         self, job: dict[str, Any], name: str, cases: list[CaseRow]
@@ -216,11 +216,11 @@ class Judge:
         for case in cases[:_MAX_CASES_FOR_PARTS]:
             batch = Batch(op, self._device, self._config.input_bytes, self._blobs, self._buffer)
             try:
-                placed = batch.add(case)
+                entry = batch.add(case)
             except (CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError) as error:
                 abort_if_gpu_lost(error)
                 continue
-            return [] if placed is None else forbidden_calls.wrapped_operators(op, placed.call)
+            return [] if entry is None else forbidden_calls.wrapped_operators(op, entry.call)
         return []
 
     def _judge(self, op: _JudgedOperator, cases: list[CaseRow], batch_size: int) -> None:
@@ -299,14 +299,14 @@ class Judge:
         except WorkerDiedError as death:
             self._handle_death(op, batch, death, waiting)
             return
-        findings = self._check_replies(op, worker, batch, reply.calls)
-        if any(finding.passed for _, finding in findings) and (breach := self._breach(worker, reply.tampered)):
-            findings = [(case, breach if finding.passed else finding) for case, finding in findings]
+        verdicts = self._check_replies(op, worker, batch, reply.calls)
+        if any(verdict.passed for _, verdict in verdicts) and (breach := self._breach(worker, reply.tampered)):
+            verdicts = [(case, breach if verdict.passed else verdict) for case, verdict in verdicts]
         if self._worker is not None:  # else lost while timing or drawing
             worker.release_arena(batch.used_bytes)
         if self._device.type == "cuda" and torch.cuda.memory_reserved() > _MAX_CACHED_GPU_BYTES:
             torch.cuda.empty_cache()
-        self._send_verdicts(op, findings)
+        self._send_verdicts(op, verdicts)
 
     def _limit_s(self, batch: Batch) -> float:
         """Return the time limit of a call: less after a kernel hung, more where ATen is slow."""
@@ -361,16 +361,16 @@ class Judge:
         self._worker = None
         op.deaths += 1
         self._timeouts += death.timeouts
-        placed = batch.entries[min(death.case_index, len(batch.entries) - 1)]
-        if placed.variant in LARGE_VARIANT_NAMES and death.kind is VerdictKind.TIMED_OUT and self._allow_large_variants:
+        entry = batch.entries[min(death.case_index, len(batch.entries) - 1)]
+        if entry.variant in LARGE_VARIANT_NAMES and death.kind is VerdictKind.TIMED_OUT and self._allow_large_variants:
             self._allow_large_variants, op.deaths = False, op.deaths - 1
             self._timeouts = min(self._timeouts, MAX_TIMEOUTS - 1)  # it may still answer the cases themselves
             waiting.extendleft(reversed([p.case for p in batch.entries if not p.variant]))  # without large ones
             return
-        victim = placed.case
+        victim = entry.case
         unfinished = [p.case for p in batch.entries if not p.variant and p.case is not victim]
         waiting.extendleft(reversed(unfinished))
-        variant = f"{variants.describe(placed.variant)}: " if placed.variant else ""
+        variant = f"{variants.describe(entry.variant)}: " if entry.variant else ""
         self._send_verdicts(op, [(victim, Verdict(death.kind, f"{variant}{death}"))])
 
     def _check_replies(
@@ -381,32 +381,32 @@ class Judge:
         groups: dict[int, list[tuple[BatchEntry, Verdict]]] = {}
         first: CaseCheck | None = None
         effects: dict[str, str] = {}
-        for placed, reply, inputs in zip(batch.entries, replies, touched, strict=True):
+        for entry, reply, inputs in zip(batch.entries, replies, touched, strict=True):
             check = CaseCheck(
-                op.operator, op.required, placed.expect, placed.call, placed.answer, reply, results,
-                self._config.input_bytes, inputs, measure_errors=not placed.variant and "mutant" not in op.kernel,
+                op.operator, op.required, entry.expect, entry.call, entry.answer, reply, results,
+                self._config.input_bytes, inputs, measure_errors=not entry.variant and "mutant" not in op.kernel,
             )  # fmt: skip
-            finding = check.verdict()
-            if not placed.variant:
+            verdict = check.verdict()
+            if not entry.variant:
                 first = check
-                finding = self._extra_checks(op, worker, batch, placed, check, finding)
-            elif finding.kind is VerdictKind.WRONG and first is not None and batch.is_aten_at_fault(first.aten, placed):
+                verdict = self._extra_checks(op, worker, batch, entry, check, verdict)
+            elif verdict.kind is VerdictKind.WRONG and first is not None and batch.is_aten_at_fault(first.aten, entry):
                 continue
-            elif placed.variant in variants.REPLAY_VARIANTS and finding.kind is VerdictKind.WRONG and first is not None:
-                finding = _replayed_result(first, check) or finding
-            elif placed.variant == "again" and finding.passed and reply.calls is not None:
-                finding = replace(finding, figures={"calls": reply.calls})
+            elif entry.variant in variants.REPLAY_VARIANTS and verdict.kind is VerdictKind.WRONG and first is not None:
+                verdict = _replayed_result(first, check) or verdict
+            elif entry.variant == "again" and verdict.passed and reply.calls is not None:
+                verdict = replace(verdict, figures={"calls": reply.calls})
             if "mutant" in op.kernel:
-                effects[placed.case.id] = reply.mutant
-            groups.setdefault(id(placed.case), []).append((placed, finding))
-            if op.until_rejected and finding.kind in REJECTING_KINDS:
+                effects[entry.case.id] = reply.mutant
+            groups.setdefault(id(entry.case), []).append((entry, verdict))
+            if op.until_rejected and verdict.kind in REJECTING_KINDS:
                 break
         settled = [(group[0][0].case, variants.combine_verdicts(group)) for group in groups.values()]
         if "mutant" in op.kernel:
             return [(c, replace(f, figures={**f.figures, "mutant": effects[c.id]})) for c, f in settled]
-        return [(case, self._with_notes(batch, case, finding)) for case, finding in settled]
+        return [(case, self._with_notes(batch, case, verdict)) for case, verdict in settled]
 
-    def _with_notes(self, batch: Batch, case: CaseRow, finding: Verdict) -> Verdict:
+    def _with_notes(self, batch: Batch, case: CaseRow, verdict: Verdict) -> Verdict:
         """Add notes on what was not judged because ATen is wrong, slow or dies there."""
         notes = [
             f"not judged {variants.describe(name)}: {batch.authority}'s own answer is another one there, "
@@ -421,59 +421,59 @@ class Judge:
             notes.append(
                 f"judged as it stands only: ATen's own process dies on a hostile variant of this case, {PYTORCH_DEFECT}"
             )
-        return replace(finding, notes=(*finding.notes, *notes)) if notes else finding
+        return replace(verdict, notes=(*verdict.notes, *notes)) if notes else verdict
 
     def _extra_checks(
         self,
         op: _JudgedOperator,
         worker: KernelWorker,
         batch: Batch,
-        placed: BatchEntry,
+        entry: BatchEntry,
         check: CaseCheck,
-        finding: Verdict,
+        verdict: Verdict,
     ) -> Verdict:
         """Check what needs more than one call: late results, gradients, random draws, times."""
         foreign = "mutant" not in op.kernel
-        timed = foreign and placed.case.phase is Phase.PERFORMANCE
+        timed = foreign and entry.case.phase is Phase.PERFORMANCE
         if (
             foreign
-            and finding.kind is VerdictKind.WRONG
+            and verdict.kind is VerdictKind.WRONG
             and not op.checked_for_late_results
             and self._worker is not None
         ):
             op.checked_for_late_results = True
-            return self._or_death(extra_checks.check_late_result, worker, placed, check) or finding
-        if foreign and finding.passed and self._worker is not None and _differentiable(op, placed):
-            finding = self._or_death(self._judge_gradients, op, worker, placed) or finding
+            return self._or_death(extra_checks.check_late_result, worker, entry, check) or verdict
+        if foreign and verdict.passed and self._worker is not None and _differentiable(op, entry):
+            verdict = self._or_death(self._judge_gradients, op, worker, entry) or verdict
         drew = check.aten.used_rng
-        if not finding.passed or not (drew or timed):
-            return finding
+        if not verdict.passed or not (drew or timed):
+            return verdict
         if self._worker is None:
             return Verdict(VerdictKind.CRASHED, "extra checks skipped: the kernel's process died on an earlier case")
         if drew:
-            finding = self._or_death(judge_draws, worker, op.operator, placed, check, finding) or finding
-        if finding.passed and timed:
+            verdict = self._or_death(judge_draws, worker, op.operator, entry, check, verdict) or verdict
+        if verdict.passed and timed:
             race = functools.partial(
                 self._case_timer.time_case,
                 required=op.required,
                 reference=op.reference,
-                recheck=functools.partial(self._recheck_in_new_process, op, placed),
+                recheck=functools.partial(self._recheck_in_new_process, op, entry),
             )
             with self._exclusive(worker):
-                finding = self._or_death(race, op.operator, worker, batch, placed, finding) or finding
-        return finding
+                verdict = self._or_death(race, op.operator, worker, batch, entry, verdict) or verdict
+        return verdict
 
-    def _recheck_in_new_process(self, op: _JudgedOperator, placed: BatchEntry, contents_seed: int) -> Verdict | None:
+    def _recheck_in_new_process(self, op: _JudgedOperator, entry: BatchEntry, contents_seed: int) -> Verdict | None:
         """Judge the kernel on the contents of a timed call, in a new process and untimed."""
         kernel = op.kernel
-        room = (
+        confinement = (
             self._worker_folders.reference_confinement(kernel["file"], kernel.get("library"))
             if self._worker_folders is not None
             else None
         )
-        worker = KernelWorker(self._spawner, self._config, room)
+        worker = KernelWorker(self._spawner, self._config, confinement)
         return extra_checks.recheck_in_new_process(
-            worker, self._config, kernel, op.operator, placed, contents_seed, required=op.required
+            worker, self._config, kernel, op.operator, entry, contents_seed, required=op.required
         )
 
     @contextlib.contextmanager
@@ -489,14 +489,14 @@ class Judge:
         self._channel.receive()
         worker.resume()
 
-    def _judge_gradients(self, op: _JudgedOperator, worker: KernelWorker, placed: BatchEntry) -> Verdict | None:
+    def _judge_gradients(self, op: _JudgedOperator, worker: KernelWorker, entry: BatchEntry) -> Verdict | None:
         """Judge gradients through the operator while the kernel is installed in ATen's place."""
-        call = placed.call.gradient_call()
+        call = entry.call.gradient_call()
         aten = call.run()
         if aten.raised is not None:  # no derivative, or not of these inputs
             return None
         op.gradient_cases += 1
-        return extra_checks.check_gradients(worker, self._config, op.operator, placed, call, aten)
+        return extra_checks.check_gradients(worker, self._config, op.operator, entry, call, aten)
 
     def _or_death(self, check: Callable[..., Verdict | None], *args: Any) -> Verdict | None:
         """Run a further check on a worker; if the worker dies, that is the verdict."""
@@ -511,12 +511,12 @@ class Judge:
         """Return a worker with the kernel loaded; None, with the reason kept, if loading fails."""
         if self._load_failure is not None or (self._worker is not None and self._loaded == kernel):
             return self._worker
-        room = (
+        confinement = (
             self._worker_folders.kernel_confinement(kernel["file"], kernel.get("library"))
             if self._worker_folders is not None and self._worker is None
             else None
         )
-        worker = self._worker or KernelWorker(self._spawner, self._config, room)
+        worker = self._worker or KernelWorker(self._spawner, self._config, confinement)
         self._worker = None
         try:
             answer = worker.ask(LoadRequest(kernel), timeout_s=max(LOAD_TIMEOUT_S, self._config.timeout_s))
@@ -540,14 +540,14 @@ class Judge:
             self._worker.close()
             self._worker = None
 
-    def _send_verdicts(self, op: _JudgedOperator, findings: list[tuple[CaseRow, Verdict]]) -> None:
-        op.rejected |= any(finding.kind in REJECTING_KINDS for _, finding in findings)
-        if findings:
-            rows = [{"id": case.id, "phase": case.phase.value, **finding.wire()} for case, finding in findings]
+    def _send_verdicts(self, op: _JudgedOperator, verdicts: list[tuple[CaseRow, Verdict]]) -> None:
+        op.rejected |= any(verdict.kind in REJECTING_KINDS for _, verdict in verdicts)
+        if verdicts:
+            rows = [{"id": case.id, "phase": case.phase.value, **verdict.wire()} for case, verdict in verdicts]
             self._channel.send({"op": op.operator.name, "verdicts": rows})
 
 
-def _differentiable(judged: _JudgedOperator, placed: BatchEntry) -> bool:
+def _differentiable(judged: _JudgedOperator, entry: BatchEntry) -> bool:
     """Whether the gradients of a case can be judged; ATen decides whether there are any."""
     op = judged.operator
     if judged.gradient_cases >= _MAX_GRADIENT_CASES:
@@ -557,9 +557,9 @@ def _differentiable(judged: _JudgedOperator, placed: BatchEntry) -> bool:
     if facts_of(op).property_check is not None:
         return False  # a different right answer has different gradients
     plain = op.kind is SchemaKind.FUNCTIONAL and not op.composite and not op.is_random and "_backward" not in op.base
-    floats = any(row[2][0] in "fbc" and row[2] != "b8" and row[6] is None for row in placed.input_rows)
-    large = sum(row[1] for row in placed.input_rows) > variants.MAX_VARIED_INPUT_BYTES
-    return plain and floats and not large and placed.case.expect is Expect.RETURNS
+    floats = any(row[2][0] in "fbc" and row[2] != "b8" and row[6] is None for row in entry.input_rows)
+    large = sum(row[1] for row in entry.input_rows) > variants.MAX_VARIED_INPUT_BYTES
+    return plain and floats and not large and entry.case.expect is Expect.RETURNS
 
 
 def _replayed_result(first: CaseCheck, replayed: CaseCheck) -> Verdict | None:

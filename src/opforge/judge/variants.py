@@ -266,27 +266,27 @@ def _replayable(op: Operator) -> bool:
 
 def combine_verdicts(group: Sequence[tuple[BatchEntry, Verdict]]) -> Verdict:
     """Return the verdict on a case from the findings on its variants: the first failure, if any."""
-    (_, finding), *others = group
-    if not finding.passed:
-        return finding
+    (_, verdict), *others = group
+    if not verdict.passed:
+        return verdict
     tried: list[str] = []
-    for placed, other in others:
-        label = describe(placed.variant)
-        if other.kind is VerdictKind.ERROR and placed.variant in LARGE_VARIANT_NAMES:  # such sizes are unproven
-            finding = replace(finding, notes=(*finding.notes, f"no answer {label}: {other.reason}"))
+    for entry, other in others:
+        label = describe(entry.variant)
+        if other.kind is VerdictKind.ERROR and entry.variant in LARGE_VARIANT_NAMES:  # such sizes are unproven
+            verdict = replace(verdict, notes=(*verdict.notes, f"no answer {label}: {other.reason}"))
         elif other.kind is VerdictKind.UNSUPPORTED:
-            finding = replace(finding, notes=(*finding.notes, f"declines {label}"))
+            verdict = replace(verdict, notes=(*verdict.notes, f"declines {label}"))
         elif not other.passed:
-            return _variant_failure(placed, other, label)
+            return _variant_failure(entry, other, label)
         else:
-            if placed.expect is Expect.RETURNS:
-                finding = replace(finding, figures={**other.figures, **finding.figures})
+            if entry.expect is Expect.RETURNS:
+                verdict = replace(verdict, figures={**other.figures, **verdict.figures})
             tried += (
-                [placed.variant]
-                if placed.variant in _LISTED_VARIANTS or placed.variant.startswith(ARGUMENT_PREFIX)
+                [entry.variant]
+                if entry.variant in _LISTED_VARIANTS or entry.variant.startswith(ARGUMENT_PREFIX)
                 else []
             )
-    return replace(finding, figures={**finding.figures, "variants": tried}) if tried else finding
+    return replace(verdict, figures={**verdict.figures, "variants": tried}) if tried else verdict
 
 
 def _variant_failure(entry: BatchEntry, verdict: Verdict, label: str) -> Verdict:

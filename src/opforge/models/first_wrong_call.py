@@ -80,21 +80,21 @@ class WrongCallFinder:
                 Phase.CORRECTNESS,
                 _BLOB_NAME,
             )
-            finding = self._judge_call(facts, case, blob)
-            if finding.passed or finding.kind is VerdictKind.UNSUPPORTED:
-                located.largest_bound_ratio = max(located.largest_bound_ratio, _bound_ratio(finding))
+            verdict = self._judge_call(facts, case, blob)
+            if verdict.passed or verdict.kind is VerdictKind.UNSUPPORTED:
+                located.largest_bound_ratio = max(located.largest_bound_ratio, _bound_ratio(verdict))
                 continue
-            located.first_wrong_call = self._wrong_call_row(facts, call, finding)
+            located.first_wrong_call = self._wrong_call_row(facts, call, verdict)
             return located
         return located
 
-    def _wrong_call_row(self, facts: Operator, call: RecordedCall, finding: Verdict) -> dict[str, Any]:
+    def _wrong_call_row(self, facts: Operator, call: RecordedCall, verdict: Verdict) -> dict[str, Any]:
         row = {"number": call.number, "op": call.op, "phase": call.phase, "case": call.text}
-        return {**row, **finding.wire(), **self._check_seeded_contents(facts, call.text, finding)}
+        return {**row, **verdict.wire(), **self._check_seeded_contents(facts, call.text, verdict)}
 
-    def _check_seeded_contents(self, facts: Operator, text: str, finding: Verdict) -> dict[str, Any]:
+    def _check_seeded_contents(self, facts: Operator, text: str, verdict: Verdict) -> dict[str, Any]:
         """Report whether the kernel also fails with seeded contents; not if its process is gone."""
-        if finding.kind in (VerdictKind.CRASHED, VerdictKind.TIMED_OUT):
+        if verdict.kind in (VerdictKind.CRASHED, VerdictKind.TIMED_OUT):
             return {}
         case = CaseRow(_CASE_ID_FORMAT.format(0), text, "", Expect.RETURNS, Phase.CORRECTNESS, "")
         return {"also_with_seeded_contents": not self._judge_call(facts, case, None).passed}
@@ -104,14 +104,14 @@ class WrongCallFinder:
         blobs = {} if blob is None else {_BLOB_NAME: blob}
         batch = Batch(facts, self._device, self._config.input_bytes, blobs, self._buffer)
         try:
-            placed = batch.add(case)
+            entry = batch.add(case)
         except (CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError) as error:
             return Verdict(VerdictKind.UNSUPPORTED, f"the case cannot be made here: {error}")
-        if placed is None:
+        if entry is None:
             return Verdict(VerdictKind.UNSUPPORTED, "not enough memory for the case")
         batch.copy_to(self._worker.arena_view)
         try:
-            answer = self._worker.ask(CallRequest(facts.name, [placed.request()], facts.is_random))
+            answer = self._worker.ask(CallRequest(facts.name, [entry.request()], facts.is_random))
             (reply,) = CallsReply.from_wire(answer, 1, self._config.results_region).calls
         except WorkerDiedError as death:
             return Verdict(death.kind, str(death))
@@ -124,8 +124,8 @@ class WrongCallFinder:
             facts,
             required,
             case.expect,
-            placed.call,
-            placed.answer,
+            entry.call,
+            entry.answer,
             reply,
             results,
             self._config.input_bytes,
@@ -158,6 +158,6 @@ def _recorded_calls(
         has_more = bool(calls) and start < seen
 
 
-def _bound_ratio(finding: Verdict) -> float:
-    bound = finding.figures.get("bound") or 0.0
-    return float(finding.figures.get("kernel_error", 0.0)) / bound if bound else 0.0
+def _bound_ratio(verdict: Verdict) -> float:
+    bound = verdict.figures.get("bound") or 0.0
+    return float(verdict.figures.get("kernel_error", 0.0)) / bound if bound else 0.0

@@ -124,8 +124,10 @@ class ModelJudge:
         target = self._spec.target
         files: list[tuple[str | None, str | None]] = [(target.reads, None)]
         files += [self._kernels[name].readable_files for name in kernels]
-        room = None if self._worker_folders is None else self._worker_folders.shared_confinement(files, target.folder)
-        return ModelProcess.start(self._spawner, self._config, room)
+        confinement = (
+            None if self._worker_folders is None else self._worker_folders.shared_confinement(files, target.folder)
+        )
+        return ModelProcess.start(self._spawner, self._config, confinement)
 
     def _load_kernels(self) -> tuple[list[str], dict[str, tuple[VerdictKind, str]]]:
         """Return the loadable kernels, and why the others failed; each crash costs a process."""
@@ -226,10 +228,10 @@ class ModelJudge:
         """Find the first call at which a kernel's answer is wrong."""
         self._send_status(f"checking the calls of {name}")
         kernel = self._kernels[name]
-        room = (
+        confinement = (
             None if self._worker_folders is None else self._worker_folders.shared_confinement([kernel.readable_files])
         )
-        worker = KernelWorker(self._spawner, self._config, room)
+        worker = KernelWorker(self._spawner, self._config, confinement)
         try:
             return WrongCallFinder(worker, self._config, kernel).find_first(baseline.aten)
         except (WorkerDiedError, ModelProcessError):

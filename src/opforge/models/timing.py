@@ -33,39 +33,39 @@ def measure_speedup(with_kernels: ModelProcess, aten: ModelProcess) -> dict[str,
         for side in sides:
             side.worker.pin_to_cores(core)
         slowest_ns = max(_ns_per_run(side, 1) for side in sides)
-        figure = Measurement("call", max(1, min(_MAX_CALLS_PER_BLOCK, int(_TARGET_BLOCK_NS / slowest_ns))))
+        measurement = Measurement("call", max(1, min(_MAX_CALLS_PER_BLOCK, int(_TARGET_BLOCK_NS / slowest_ns))))
         deadline = time.monotonic() + _BUDGET_S
-        while not figure.done:
-            figure.done = figure.next_round_is_last(out_of_time=time.monotonic() > deadline)
-            if figure.rounds % 2 == 0:
+        while not measurement.done:
+            measurement.done = measurement.next_round_is_last(out_of_time=time.monotonic() > deadline)
+            if measurement.rounds % 2 == 0:
                 chance.shuffle(sides)
             else:
                 sides.reverse()
-            figure.waits.append(Wait.NONE)
+            measurement.waits.append(Wait.NONE)
             for side in sides:
                 other = aten if side is with_kernels else with_kernels
                 other.worker.pause()
                 side.worker.resume()
-                _time_block(figure, side, is_kernel=side is with_kernels)
+                _time_block(measurement, side, is_kernel=side is with_kernels)
     finally:
         for side in sides:
             side.worker.pin_to_cores(cores)
             side.worker.resume()
-    figure.check_clocks()
-    return figure.row()
+    measurement.check_clocks()
+    return measurement.row()
 
 
-def _time_block(figure: Measurement, side: ModelProcess, *, is_kernel: bool) -> None:
+def _time_block(measurement: Measurement, side: ModelProcess, *, is_kernel: bool) -> None:
     waited_ns = side.worker.waited_ns()
     began = time.perf_counter_ns()
-    reported_ns = _ns_per_run(side, figure.calls)
+    reported_ns = _ns_per_run(side, measurement.calls)
     elapsed_ns = time.perf_counter_ns() - began
     waited_ns = side.worker.waited_ns() - waited_ns
     if waited_ns > _MAX_WAIT_SHARE * elapsed_ns:
-        figure.waits[-1] = Wait.INCLUDED
-    (figure.kernel_ns if is_kernel else figure.aten_ns).append(reported_ns)
-    (figure.kernel_overhead_ns if is_kernel else figure.aten_overhead_ns).append(
-        elapsed_ns - reported_ns * (figure.calls + 1)
+        measurement.waits[-1] = Wait.INCLUDED
+    (measurement.kernel_ns if is_kernel else measurement.aten_ns).append(reported_ns)
+    (measurement.kernel_overhead_ns if is_kernel else measurement.aten_overhead_ns).append(
+        elapsed_ns - reported_ns * (measurement.calls + 1)
     )
 
 

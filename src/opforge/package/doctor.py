@@ -56,8 +56,8 @@ class Health:
         self.problems.append(Problem(description, fix))
 
     def add_clash(self, clash: clashes.Clash) -> None:
-        what, _, fix = str(clash).partition("; ")
-        self.add_problem(what, fix)
+        problem, _, fix = str(clash).partition("; ")
+        self.add_problem(problem, fix)
 
     def as_json(self) -> dict[str, Any]:
         return {**self.facts, "problems": [asdict(problem) for problem in self.problems], "notes": self.notes}
@@ -124,8 +124,8 @@ def _compilers(health: Health) -> Facts:
         row |= {"cxx": cxx.path, "cxx_version": cxx.version}
         _try_cxx20(health, cxx)
     except OpforgeError as error:
-        what, _, fix = str(error).partition("; ")
-        health.add_problem(f"C++ kernels cannot be built: {what}", fix or "reinstall the compiler")
+        problem, _, fix = str(error).partition("; ")
+        health.add_problem(f"C++ kernels cannot be built: {problem}", fix or "reinstall the compiler")
     try:
         nvcc = toolchain.nvcc()
         row |= {"nvcc": nvcc.path, "nvcc_version": nvcc.version}

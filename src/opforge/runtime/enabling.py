@@ -225,9 +225,9 @@ def _add(enabled: Enabled, source: Source, ops: Collection[str] | None) -> None:
             enabled.refused[op] = str(error)
             load_error = error if isinstance(error, LoadError) else load_error
             continue
-        domain = None if enabled.policy == "all" else proven_domain
+        proven_calls = None if enabled.policy == "all" else proven_domain
         schema, own = _schema(op), adapted is kernel
-        installed = InstalledKernel(schema, source.name, adapted, domain, required=required, unadapted=own)
+        installed = InstalledKernel(schema, source.name, adapted, proven_calls, required=required, unadapted=own)
         enabled._kernels[op] = installed  # noqa: SLF001  # its own module
 
 
@@ -278,12 +278,12 @@ def _proven_calls(
     rows = proof["operators"].get(op)
     if not rows:
         raise _RefusedError(f"{source.name} is not proven for {op}")
-    domain = ProvenCalls(op_facts, rows, check_speed=enabled.policy == "proven")
-    if not domain.serves_any:
+    proven_calls = ProvenCalls(op_facts, rows, check_speed=enabled.policy == "proven")
+    if not proven_calls.serves_any:
         raise _RefusedError(
             f"{source.name} was not timed for {op}, or is slower than ATen at every size; policy='right' uses it anyway"
         )
-    return domain
+    return proven_calls
 
 
 def _proof(source: Source, device: str) -> tuple[Mapping[str, Any] | None, str | None]:

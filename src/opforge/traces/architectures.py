@@ -42,19 +42,19 @@ def build_model(target: Target, settings: Settings) -> ModelWithInputs:
     """Build the model of an architecture with random weights, and inputs of the given size."""
     library = _library(target)
     with _dtype(settings.dtype), torch.device(settings.device):
-        made = _MODEL_BUILDERS[target.kind](library, target.name, settings)
-    made.model.train(settings.train)
-    return made
+        workload = _MODEL_BUILDERS[target.kind](library, target.name, settings)
+    workload.model.train(settings.train)
+    return workload
 
 
 def model_runner(target: Target, settings: Settings) -> Callable[[], None]:
     """Build a model and its inputs; return a function that runs it, or trains it for one step."""
-    made = build_model(target, settings)
+    workload = build_model(target, settings)
     if not settings.train:
-        return lambda: _run_inference(made)
+        return lambda: _run_inference(workload)
     fused = True if settings.fake else None  # unfused ones read the step number, which a fake tensor lacks
-    optimizer = torch.optim.AdamW(made.model.parameters(), lr=1e-4, fused=fused)
-    return lambda: _run_training_step(made, optimizer)
+    optimizer = torch.optim.AdamW(workload.model.parameters(), lr=1e-4, fused=fused)
+    return lambda: _run_training_step(workload, optimizer)
 
 
 def _library(target: Target) -> Any:
@@ -68,15 +68,15 @@ def _library(target: Target) -> Any:
         ) from None
 
 
-def _run_inference(made: ModelWithInputs) -> None:
+def _run_inference(workload: ModelWithInputs) -> None:
     with torch.no_grad():
-        result = made.model(*made.args, **made.kwargs)
-        if made.follow_up is not None:
-            made.follow_up(made.model, result)
+        result = workload.model(*workload.args, **workload.kwargs)
+        if workload.follow_up is not None:
+            workload.follow_up(workload.model, result)
 
 
-def _run_training_step(made: ModelWithInputs, optimizer: Any) -> None:
-    loss_of(made.model(*made.args, **made.kwargs)).backward()
+def _run_training_step(workload: ModelWithInputs, optimizer: Any) -> None:
+    loss_of(workload.model(*workload.args, **workload.kwargs)).backward()
     optimizer.step()
     optimizer.zero_grad()
 

@@ -78,11 +78,11 @@ def writes_to_overlap(op: str, args: Any, kwargs: Mapping[str, Any]) -> bool:
 def _overlaps(value: torch.Tensor) -> bool:
     if value.layout != torch.strided or value.numel() < 2:
         return False
-    reach = 0
+    span = 0
     for step, size in sorted((s, n) for s, n in zip(value.stride(), value.shape, strict=True) if n > 1):
-        if step <= reach:
+        if step <= span:
             return True
-        reach += step * (size - 1)
+        span += step * (size - 1)
     return False
 
 

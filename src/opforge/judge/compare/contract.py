@@ -224,10 +224,10 @@ class CaseCheck:
             raise RejectedError(VerdictKind.WRONG, "returns the same few random numbers again and again")
         if self.aten.used_rng or self.op.base in UNDEFINED_CONTENTS:
             return {}
-        ruling = self._judge_by_property(labels)
-        figures = dict(ruling.figures)
+        accepted = self._judge_by_property(labels)
+        figures = dict(accepted.figures)
         for index, (label, (kernel, aten)) in enumerate(zip(labels, self.result_pairs, strict=True)):
-            if index not in ruling.result_indices:
+            if index not in accepted.result_indices:
                 _keep_worst(figures, self._compare(label, kernel, aten, index))
         return figures
 
@@ -240,9 +240,9 @@ class CaseCheck:
         aten = [a.cpu() for _, a in self.result_pairs]
         args, kwargs, _inputs = self.call.build_arguments()
         given = {n: v.cpu() if isinstance(v, torch.Tensor) else v for n, v in self.op.bind(args, kwargs).items()}
-        ruling = check(Results(self.op.packet, given, kernel, aten, names)) or Accepted(frozenset())
-        self.notes.extend([ruling.note] if ruling.note else [])
-        return ruling
+        accepted = check(Results(self.op.packet, given, kernel, aten, names)) or Accepted(frozenset())
+        self.notes.extend([accepted.note] if accepted.note else [])
+        return accepted
 
     def _check_tensor(self, label: str, reported: ReportedTensor, aten: torch.Tensor) -> torch.Tensor:
         if reported.subclass:

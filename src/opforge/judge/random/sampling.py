@@ -150,11 +150,11 @@ class _DrawJudge:
         requests = self._requests("kernel", start, count)
         self.worker.begin(CallRequest(self.op.name, requests, random=True))
         for answer in self._answers("aten", start, count):
-            for draws, value, at in zip(kept, self._aten_draw(answer), self._positions, strict=True):
-                draws.aten.add(value, at)
+            for draws, value, positions in zip(kept, self._aten_draw(answer), self._positions, strict=True):
+                draws.aten.add(value, positions)
         for values in self._kernel_draws(len(requests)):
-            for draws, value, at in zip(kept, values, self._positions, strict=True):
-                draws.kernel.add(value, at)
+            for draws, value, positions in zip(kept, values, self._positions, strict=True):
+                draws.kernel.add(value, positions)
                 if len(draws.whole_draws) * value.numel() < _MAX_RULE_ELEMENTS:
                     draws.whole_draws.append(value)
 
@@ -175,9 +175,9 @@ class _DrawJudge:
         fresh = replace(
             self.case_check, aten=self.entry.call.run(), reply=reply, results=results, notes=[], result_pairs=[]
         )
-        finding = fresh.verdict()
-        if not finding.passed:
-            raise RejectedError(finding.kind, finding.reason, **finding.figures)
+        verdict = fresh.verdict()
+        if not verdict.passed:
+            raise RejectedError(verdict.kind, verdict.reason, **verdict.figures)
 
     def _check_inputs_unchanged(self) -> None:
         buffer = self.entry.call.buffer
@@ -213,14 +213,14 @@ class _DrawJudge:
     def _run_tests(self, kept: list[_ResultDraws]) -> tuple[JointTestResult, dict[str, Any]]:
         """Judge the draws of all results by one battery."""
         pilots = [self._aten_draw(answer) for answer in self._answers("pilot", 0, PILOT_DRAWS)]
-        batteries = []
-        for index, (draws, at) in enumerate(zip(kept, self._positions, strict=True)):
-            pilot = torch.stack([_flat(values[index])[at] for values in pilots])
+        draw_tests = []
+        for index, (draws, positions) in enumerate(zip(kept, self._positions, strict=True)):
+            pilot = torch.stack([_flat(values[index])[positions] for values in pilots])
             first = self._first_draw[index]
             row = (first.shape[-1] if first.dim() else 1) * (2 if first.is_complex() else 1)
-            batteries.append(DrawTests(draws.sample(pilot, at, row), self._names[index]))
-        weighed = judge_jointly(test for battery in batteries for test in battery.tests())
-        return weighed, {**batteries[0].figures(weighed), **weighed.figures}
+            draw_tests.append(DrawTests(draws.sample(pilot, positions, row), self._names[index]))
+        weighed = judge_jointly(test for tests in draw_tests for test in tests.tests())
+        return weighed, {**draw_tests[0].figures(weighed), **weighed.figures}
 
     def _requests(self, side: str, start: int, count: int) -> list[CaseRequest]:
         call = self.entry.call

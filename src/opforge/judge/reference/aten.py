@@ -80,7 +80,7 @@ class ReferenceCall:
         inputs: list[torch.Tensor] = []
 
         @one_tensor_per_offset
-        def made_of(row: list[Any]) -> torch.Tensor:
+        def create_tensor(row: list[Any]) -> torch.Tensor:
             input_tensor = tensor_from_row(self.buffer, row)
             if self.owns_storage or change is not None or self.contents_seed:
                 input_tensor = owned_copy(input_tensor, torch.device(row[6]) if row[6] else self.device)
@@ -88,7 +88,7 @@ class ReferenceCall:
             return input_tensor if change is None else change(input_tensor)
 
         def tensor(row: list[Any]) -> torch.Tensor:
-            inputs.append(made_of(row))
+            inputs.append(create_tensor(row))
             return inputs[-1]
 
         return decode(self.args, tensor), {n: decode(v, tensor) for n, v in self.kwargs.items()}, inputs

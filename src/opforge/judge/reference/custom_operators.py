@@ -59,10 +59,10 @@ class CustomOperators:
         for case in cases:
             batch = Batch(op, device, self.config.input_bytes, self.blobs, self.buffer, reference)
             with contextlib.suppress(CaseSyntaxError, MemoryError, KeyError, ValueError, RuntimeError):
-                placed = batch.add(case)
-                if placed is None or isinstance(placed.answer.raised, ReferenceFaultError):
+                entry = batch.add(case)
+                if entry is None or isinstance(entry.answer.raised, ReferenceFaultError):
                     return False
-                if placed.answer.used_rng:
+                if entry.answer.used_rng:
                     return True
         return False
 

@@ -30,8 +30,8 @@ def memory_region(tensor: torch.Tensor) -> MemoryRegion | None:
         space, start = storage_id(tensor), tensor.storage_offset() * size
     else:
         space, start = 0, tensor.data_ptr()
-    reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return MemoryRegion(space, start, start + (reach + 1) * size, distinct_elements(tensor) * size)
+    span = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return MemoryRegion(space, start, start + (span + 1) * size, distinct_elements(tensor) * size)
 
 
 def storage_id(tensor: torch.Tensor) -> int:
@@ -44,20 +44,20 @@ def distinct_elements(tensor: torch.Tensor) -> int:
 
     This is a lower bound where dimensions overlap irregularly.
     """
-    count, reach, step = 1, 0, 0
+    count, span, step = 1, 0, 0
     for stride, n in sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
         if n == 0:
             return 0
         if n == 1 or stride == 0:
             continue
-        if stride > reach:  # beyond all locations so far: each step adds as many again
-            evenly = step == 0 or (reach + step == stride)
-            count, reach, step = count * n, reach + (n - 1) * stride, (step or stride) if evenly else -1
+        if stride > span:  # beyond all locations so far: each step adds as many again
+            evenly = step == 0 or (span + step == stride)
+            count, span, step = count * n, span + (n - 1) * stride, (step or stride) if evenly else -1
         elif step > 0 and stride % step == 0:  # onto evenly spaced locations: their row gets longer
-            reach += (n - 1) * stride
-            count = reach // step + 1
+            span += (n - 1) * stride
+            count = span // step + 1
         else:
-            reach, step = reach + (n - 1) * stride, -1
+            span, step = span + (n - 1) * stride, -1
             count = max(count, n)
     return count
 

@@ -70,13 +70,13 @@ class CaseTimer:
         that is wrong there too does not cheat.
         """
         device = self._timing_device(entry)
-        watch = device_monitor.DeviceMonitor(self.config.device)
+        monitor = device_monitor.DeviceMonitor(self.config.device)
 
         try:
             baseline = self._ready_baseline(op, batch, reference)
         except ReferenceFaultError as error:
             return replace(verdict, notes=(*verdict.notes, f"not timed: the reference {error}"))
-        race = self._new_race(op, worker, baseline, entry, device, watch.sample, required=required)
+        race = self._new_race(op, worker, baseline, entry, device, monitor.sample, required=required)
         try:
             times = race.run()
         except gpu_race.BaselineError as error:
@@ -93,8 +93,8 @@ class CaseTimer:
             self._roofline_figures(op, entry, race.footprint_bytes, times) if device.type == self._device.type else {}
         )
         figures = {**verdict.figures, **times, **sol_figures}
-        figures |= {"clocks": clock_figures} if (clock_figures := watch.figures()) else {}
-        notes = (*race.notes, *watch.notes(), *((_CONSTANT_RESULT_NOTE,) if _has_constant_result(entry) else ()))
+        figures |= {"clocks": clock_figures} if (clock_figures := monitor.figures()) else {}
+        notes = (*race.notes, *monitor.notes(), *((_CONSTANT_RESULT_NOTE,) if _has_constant_result(entry) else ()))
         return replace(verdict, notes=(*verdict.notes, *notes), figures=figures)
 
     def _new_race(
@@ -102,33 +102,31 @@ class CaseTimer:
         op: Operator,
         worker: KernelWorker,
         baseline: KernelWorker,
-        placed: BatchEntry,
+        entry: BatchEntry,
         device: torch.device,
         sample_device: Callable[[], None],
         *,
         required: bool,
     ) -> gpu_race.GpuRace | CpuRace:
         """Return the race over a case."""
-        writes = op.mutates or facts_of(op).undeclared_writes or _reference_writes_inputs(placed)
-        judge_result = functools.partial(_judge_timed_result, op, placed, self.config, set(), required=required)
+        writes = op.mutates or facts_of(op).undeclared_writes or _reference_writes_inputs(entry)
+        judge_result = functools.partial(_judge_timed_result, op, entry, self.config, set(), required=required)
         judging = ResultJudge(
-            functools.partial(_aten_answer, placed), judge_result, functools.partial(_require_in_domain, placed)
+            functools.partial(_aten_answer, entry), judge_result, functools.partial(_require_in_domain, entry)
         )
         if device.type == "cpu":
-            return CpuRace(
-                worker, baseline, op.name, placed, judging, writes_inputs=writes, sample_device=sample_device
-            )
+            return CpuRace(worker, baseline, op.name, entry, judging, writes_inputs=writes, sample_device=sample_device)
         return gpu_race.GpuRace(
-            worker, baseline, op.name, placed, judging, device, writes_inputs=writes, sample_device=sample_device
+            worker, baseline, op.name, entry, judging, device, writes_inputs=writes, sample_device=sample_device
         )
 
     @property
     def _device(self) -> torch.device:
         return torch.device(self.config.device)
 
-    def _timing_device(self, placed: BatchEntry) -> torch.device:
+    def _timing_device(self, entry: BatchEntry) -> torch.device:
         """Return the device to time a case on: the CPU if its tensors all lie on the host."""
-        tensors = [*placed.answer.inputs, *instances(placed.answer.result, torch.Tensor)]
+        tensors = [*entry.answer.inputs, *instances(entry.answer.result, torch.Tensor)]
         return self._device if not tensors or any(t.is_cuda for t in tensors) else torch.device("cpu")
 
     def _ready_baseline(self, op: Operator, batch: Batch, reference: UserReference | None) -> KernelWorker:
@@ -140,8 +138,8 @@ class CaseTimer:
             worker = KernelWorker(self.spawner, self.config, reference.confinement())
             self._baseline = load_reference(worker, reference.description, self.config.timeout_s)
         elif self._baseline is None:
-            room = self.worker_folders.baseline_confinement() if self.worker_folders is not None else None
-            self._baseline = KernelWorker(self.spawner, self.config, room)
+            confinement = self.worker_folders.baseline_confinement() if self.worker_folders is not None else None
+            self._baseline = KernelWorker(self.spawner, self.config, confinement)
             self._baseline.ask(LoadRequest({"file": None, "primary": op.name, "entries": []}))
         self._baseline_reference = described
         batch.copy_to(self._baseline.arena_view)
@@ -153,20 +151,20 @@ class CaseTimer:
             self._baseline = None
 
     def _roofline_figures(
-        self, op: Operator, placed: BatchEntry, footprint: int, times: dict[str, Any]
+        self, op: Operator, entry: BatchEntry, footprint: int, times: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the case's cost at the speed of light, and whether it is launch-bound."""
         if self.peaks is None:
             return {}
-        inputs = iter(placed.answer.inputs)
-        args, *kwargs = decode([placed.call.args, *placed.call.kwargs.values()], lambda _row: next(inputs))
-        shared = placed.answer.shared_inputs or {}
+        inputs = iter(entry.answer.inputs)
+        args, *kwargs = decode([entry.call.args, *entry.call.kwargs.values()], lambda _row: next(inputs))
+        shared = entry.answer.shared_inputs or {}
         result = (
-            placed.answer.result
+            entry.answer.result
             if not shared
-            else [t for t in instances(placed.answer.result, torch.Tensor) if not shared[id(t)]]
+            else [t for t in instances(entry.answer.result, torch.Tensor) if not shared[id(t)]]
         )
-        cost = bound.cost(op, args, dict(zip(placed.call.kwargs, kwargs, strict=True)), result)
+        cost = bound.cost(op, args, dict(zip(entry.call.kwargs, kwargs, strict=True)), result)
         kernel_us, aten_us = times["kernel_us"], times["aten_us"]
         slow_us = kernel_us * times["speedup"] / times["speedup_low"]
         shares = bound.sol_figures(cost, self.peaks, footprint, kernel_us, aten_us, kernel_us_high=slow_us)
@@ -178,11 +176,11 @@ class CaseTimer:
         )
 
 
-def _has_constant_result(placed: BatchEntry) -> bool:
+def _has_constant_result(entry: BatchEntry) -> bool:
     """Whether ATen gives one answer to different contents, in a few tries."""
-    if isinstance(placed.call, UserCall) or placed.answer.used_rng or placed.aten_s > _MAX_CONSTANT_CHECK_ATEN_S:
+    if isinstance(entry.call, UserCall) or entry.answer.used_rng or entry.aten_s > _MAX_CONSTANT_CHECK_ATEN_S:
         return False
-    answers = [replace(placed.call, contents_seed=seed).run() for seed in drawn_seeds(3)]
+    answers = [replace(entry.call, contents_seed=seed).run() for seed in drawn_seeds(3)]
     return all(a.raised is None for a in answers) and all(map(_identical, answers, answers[1:]))
 
 
@@ -196,9 +194,9 @@ def _identical(left: CallOutcome, right: CallOutcome) -> bool:
     )
 
 
-def _aten_answer(placed: BatchEntry, seed: int) -> CallOutcome:
+def _aten_answer(entry: BatchEntry, seed: int) -> CallOutcome:
     """Return ATen's answer to a case on contents with a seed; raises BaselineError if it raises."""
-    aten = replace(placed.call, contents_seed=seed).run()
+    aten = replace(entry.call, contents_seed=seed).run()
     if aten.raised is not None:
         raise gpu_race.BaselineError(f"it raised {type(aten.raised).__name__}: {aten.raised}")
     return aten
@@ -206,7 +204,7 @@ def _aten_answer(placed: BatchEntry, seed: int) -> CallOutcome:
 
 def _judge_timed_result(
     op: Operator,
-    placed: BatchEntry,
+    entry: BatchEntry,
     config: WorkerConfig,
     drawn: set[bytes],
     reply: CallReply,
@@ -220,11 +218,11 @@ def _judge_timed_result(
 
     ``drawn`` has digests of earlier random results: none may come twice.
     """
-    call = replace(placed.call, contents_seed=seed)
-    finding = CaseCheck(
+    call = replace(entry.call, contents_seed=seed)
+    verdict = CaseCheck(
         op,
         required,
-        placed.case.expect,
+        entry.case.expect,
         call,
         aten,
         reply,
@@ -233,25 +231,25 @@ def _judge_timed_result(
         measure_errors=False,
         reply_has_inputs=reply.inputs is not None,
     ).verdict()
-    if not finding.passed:
-        _require_in_domain(placed, seed)
-        return finding
+    if not verdict.passed:
+        _require_in_domain(entry, seed)
+        return verdict
     if aten.used_rng and any(map(has_many_values, instances(aten.result, torch.Tensor))):
         digest = hashlib.blake2b(results.data).digest()
         if digest in drawn:
             return Verdict(VerdictKind.WRONG, "returns the same random numbers as an earlier call")
         drawn.add(digest)
-    return finding
+    return verdict
 
 
-def _require_in_domain(placed: BatchEntry, seed: int) -> None:
+def _require_in_domain(entry: BatchEntry, seed: int) -> None:
     """Raise BaselineError if ATen raises one rounding step away from contents with a seed."""
-    raised = Float64Answers(replace(placed.call, contents_seed=seed)).nearby_error()
+    raised = Float64Answers(replace(entry.call, contents_seed=seed)).nearby_error()
     if raised is not None:
         text = f"it raised {type(raised).__name__}: {raised} (contents moved by a rounding step)"
         raise gpu_race.BaselineError(text)
 
 
-def _reference_writes_inputs(placed: BatchEntry) -> bool:
+def _reference_writes_inputs(entry: BatchEntry) -> bool:
     """Whether a user's reference changes an input of this case."""
-    return isinstance(placed.call, UserCall) and placed.call.writes_inputs(placed.answer)
+    return isinstance(entry.call, UserCall) and entry.call.writes_inputs(entry.answer)

@@ -133,20 +133,22 @@ class CpuRace:
             for side in self._sides:
                 side.worker.find_descendants()
                 side.worker.pin_to_cores(self._cores)
-            figure = self._size_blocks()
+            measurement = self._size_blocks()
             began = time.monotonic()
             order = list(self._sides)
-            while not figure.done:
-                if figure.rounds and figure.rounds % _RELAYOUT_EVERY == 0:
-                    self._allocate(figure.calls)
-                needs_more = figure.needs_more_rounds
+            while not measurement.done:
+                if measurement.rounds and measurement.rounds % _RELAYOUT_EVERY == 0:
+                    self._allocate(measurement.calls)
+                needs_more = measurement.needs_more_rounds
                 out_of_time = time.monotonic() > began + (_BUSY_BUDGET_S if needs_more else _BUDGET_S)
-                figure.done = figure.next_round_is_last(out_of_time=out_of_time) and (out_of_time or not needs_more)
-                if figure.rounds % 2 == 0:
+                measurement.done = measurement.next_round_is_last(out_of_time=out_of_time) and (
+                    out_of_time or not needs_more
+                )
+                if measurement.rounds % 2 == 0:
                     self._random.shuffle(order)
                 else:
                     order.reverse()
-                self._time_round(order, figure)
+                self._time_round(order, measurement)
             if self._early_returns > 1 and self._early_returns == self._half_way_stops:
                 raise RejectedError(VerdictKind.CHEATED, "its calls return before their work is done, or all at once")
         finally:
@@ -156,20 +158,20 @@ class CpuRace:
                 side.worker.pin_to_cores(cores)
         for side in self._sides:
             side.ask({"do": "clear"})
-        if figure.needs_more_rounds:
+        if measurement.needs_more_rounds:
             self.notes.append(BUSY_NOTE)
-        return self._row(figure)
+        return self._row(measurement)
 
     @property
     def footprint_bytes(self) -> int:
         """Return the bytes that the calls of a block touch."""
         return int(self._call_bytes * len(self._seeds))
 
-    def _row(self, figure: Measurement) -> dict[str, Any]:
-        row = figure.row()
-        headline = {"timed": figure.name, "kernel_us": row["kernel_us"], "aten_us": row["aten_us"]}
+    def _row(self, measurement: Measurement) -> dict[str, Any]:
+        row = measurement.row()
+        headline = {"timed": measurement.name, "kernel_us": row["kernel_us"], "aten_us": row["aten_us"]}
         interval = {"speedup": row["speedup"], "speedup_low": row["low"], "speedup_high": row["high"]}
-        return {**headline, **interval, "rounds": row["rounds"], figure.name: row}
+        return {**headline, **interval, "rounds": row["rounds"], measurement.name: row}
 
     def _size_blocks(self) -> Measurement:
         """Lay out enough calls on both sides for a sharp time by the judge's clock."""
@@ -214,17 +216,17 @@ class CpuRace:
         self._contents = [[row[call].view(torch.uint8).numpy() for row in rows] for call in range(len(self._seeds))]
         return True
 
-    def _time_round(self, order: list[Side], figure: Measurement) -> None:
-        figure.waits.append(Wait.NONE)
+    def _time_round(self, order: list[Side], measurement: Measurement) -> None:
+        measurement.waits.append(Wait.NONE)
         self._renew()
         for side in order:
-            if side.is_kernel and self._has_many_calls(figure):
-                self._maybe_stop_half_way(figure)
-            took, waited = self._time_block(side, figure.rounds)
-            figure.waits[-1] = max(figure.waits[-1], waited)
-            (figure.kernel_ns if side.is_kernel else figure.aten_ns).append(took / figure.calls)
+            if side.is_kernel and self._has_many_calls(measurement):
+                self._maybe_stop_half_way(measurement)
+            took, waited = self._time_block(side, measurement.rounds)
+            measurement.waits[-1] = max(measurement.waits[-1], waited)
+            (measurement.kernel_ns if side.is_kernel else measurement.aten_ns).append(took / measurement.calls)
             if side.is_kernel:
-                self._judge_results(last=figure.done)
+                self._judge_results(last=measurement.done)
 
     def _run_alone(self, side: Side) -> None:
         """Let one side run, with the other one stopped."""
@@ -364,20 +366,20 @@ class CpuRace:
             ) from None
         return answer, parts
 
-    def _has_many_calls(self, figure: Measurement) -> bool:
+    def _has_many_calls(self, measurement: Measurement) -> bool:
         """Whether a block can be stopped between calls, and results judged by elements alone."""
-        few = figure.calls < _FIRST_CALLS // 2 or len(self._all_cores) == 1 or self._judging is None
+        few = measurement.calls < _FIRST_CALLS // 2 or len(self._all_cores) == 1 or self._judging is None
         return not (few or self._is_costly)
 
-    def _maybe_stop_half_way(self, figure: Measurement) -> None:
+    def _maybe_stop_half_way(self, measurement: Measurement) -> None:
         """Stop a block half-way, at random, and at least once if a busy machine allows it."""
         if self._random.random() < _HALT_PROBABILITY:
-            self._stop_half_way(figure)
-        for number in range(_MAX_HALF_WAY_TRIES if figure.done else 0):
+            self._stop_half_way(measurement)
+        for number in range(_MAX_HALF_WAY_TRIES if measurement.done else 0):
             if not self._half_way_confirmed:
-                self._stop_half_way(figure, _EXTRA_WAIT_NS if number >= _MAX_HALF_WAY_TRIES // 3 else 0)
+                self._stop_half_way(measurement, _EXTRA_WAIT_NS if number >= _MAX_HALF_WAY_TRIES // 3 else 0)
 
-    def _stop_half_way(self, figure: Measurement, extra_wait_ns: int = 0) -> None:
+    def _stop_half_way(self, measurement: Measurement, extra_wait_ns: int = 0) -> None:
         """Stop the kernel in the middle of a block, and judge a result that was returned."""
         assert self._judging is not None  # noqa: S101
         side, worker = self._kernel, self._kernel.worker
@@ -390,14 +392,14 @@ class CpuRace:
         worker.resume()
         # by the clock: the CPU time of a process is not known while it runs
         deadline = time.perf_counter_ns() + share * usual_cpu_ns + extra_wait_ns
-        while time.perf_counter_ns() < deadline and len(self._returned_calls()) < share * figure.calls:
+        while time.perf_counter_ns() < deadline and len(self._returned_calls()) < share * measurement.calls:
             pass
         worker.pause_and_wait()
         os.sched_setaffinity(0, self._cores)
         returned = self._returned_calls()
         ran_ns = worker.cpu_ns() - cpu
-        half_way = len(returned) < figure.calls  # a finished block hides when its work was done
-        behind = half_way and len(returned) < _MIN_RETURNED_SHARE * min(1.0, ran_ns / usual_cpu_ns) * figure.calls
+        half_way = len(returned) < measurement.calls  # a finished block hides when its work was done
+        behind = half_way and len(returned) < _MIN_RETURNED_SHARE * min(1.0, ran_ns / usual_cpu_ns) * measurement.calls
         if half_way and ran_ns > 0.3 * usual_cpu_ns:
             self._half_way_stops += 1
             self._early_returns += behind
@@ -405,21 +407,21 @@ class CpuRace:
         call = self._random.choice(returned) if returned else None
         result = None if call is None else self._read_result(call)
         worker.resume()
-        side.answer(figure.calls)
+        side.answer(measurement.calls)
         if call is None or result is None:
             return
         answer, parts = result
         reply, bytes_ = _as_reply(answer, parts, worker.config.input_bytes)
-        finding = self._judging.judge(reply, bytes_, self._seeds[call], answer)
-        if not finding.passed:
-            raise WrongOutputError(f"when its call had returned, {finding.reason}", self._seeds[call])
+        verdict = self._judging.judge(reply, bytes_, self._seeds[call], answer)
+        if not verdict.passed:
+            raise WrongOutputError(f"when its call had returned, {verdict.reason}", self._seeds[call])
 
 
 def _as_reply(answer: CallOutcome, parts: PartBytes, base: int) -> tuple[CallReply, Bytes]:
     """Return results read from a stopped worker as a reply, with ATen's layout and aliasing."""
     remaining = iter(parts)
     bytes_ = bytearray()
-    origins, shared = InputAliases(answer.inputs), answer.shared_inputs
+    input_aliases, shared = InputAliases(answer.inputs), answer.shared_inputs
 
     def described(value: Any) -> Any:
         if isinstance(value, list | tuple):
@@ -431,7 +433,7 @@ def _as_reply(answer: CallOutcome, parts: PartBytes, base: int) -> tuple[CallRep
         read = isinstance(part, bytearray) and part
         tensor = torch.frombuffer(read, dtype=value.dtype).as_strided(value.shape, value.stride()) if read else value
         bytes_.extend(flat_bytes(tensor).numpy())
-        aliases = origins.sharing_memory(value) if shared is None else shared.get(id(value), [])
+        aliases = input_aliases.sharing_memory(value) if shared is None else shared.get(id(value), [])
         return ReportedTensor(
             base + start,
             len(bytes_) - start,
@@ -439,7 +441,7 @@ def _as_reply(answer: CallOutcome, parts: PartBytes, base: int) -> tuple[CallRep
             tuple(value.shape),
             value.stride(),
             "cpu",
-            tuple(origins.identical(value)),
+            tuple(input_aliases.identical(value)),
             tuple(aliases),
         )
 

@@ -232,43 +232,43 @@ class GpuRace:
         cores = os.sched_getaffinity(0)
         self._cores = self._choose_core(cores)
         try:
-            figures = self._time_blocks()
+            measurements = self._time_blocks()
         finally:
             for side in self._sides:
                 side.worker.resume()
                 side.worker.pin_to_cores(cores)
             self._unmap()
-        for figure in figures:
-            figure.check_clocks()
+        for measurement in measurements:
+            measurement.check_clocks()
         self._both({"do": "clear"})
-        return self._row(figures)
+        return self._row(measurements)
 
     def _time_blocks(self) -> list[Measurement]:
         """Time blocks of both sides; resize blocks that prove too short for their calls."""
         times = self._first_times()
         while True:
-            figures = self._size_blocks(times)
+            measurements = self._size_blocks(times)
             deadline = time.monotonic() + _BUDGET_S
             order = list(self._sides)
-            while active := [f for f in figures if not f.done]:
+            while active := [f for f in measurements if not f.done]:
                 out_of_time = time.monotonic() > deadline
-                for figure in active:
-                    figure.done = figure.next_round_is_last(out_of_time=out_of_time)
+                for measurement in active:
+                    measurement.done = measurement.next_round_is_last(out_of_time=out_of_time)
                 if active[0].rounds % 2 == 0:
                     self._random.shuffle(order)
                 else:
                     order.reverse()
                 self._time_round(order, active)
-                if figures[0].rounds == _SIZE_CHECK_ROUND and self._too_short(figures, times):
+                if measurements[0].rounds == _SIZE_CHECK_ROUND and self._too_short(measurements, times):
                     break
-            if not self._too_short(figures, times):
-                return figures
-            times = _shorter_times(times, figures)  # ends: blocks at least double, up to a limit
+            if not self._too_short(measurements, times):
+                return measurements
+            times = _shorter_times(times, measurements)  # ends: blocks at least double, up to a limit
 
-    def _too_short(self, figures: list[Measurement], times: list[CallTimes]) -> bool:
+    def _too_short(self, measurements: list[Measurement], times: list[CallTimes]) -> bool:
         """Whether blocks are too short to time: calls were slow during sizing, and then fast."""
-        device, call, _ = figures
-        shortest = _shorter_times(times, figures)
+        device, call, _ = measurements
+        shortest = _shorter_times(times, measurements)
         short = self._pass_calls(shortest) > 2 * device.calls
         return short or (self._method == "events" and self._calls_in_a_row(shortest) > 2 * call.calls)
 
@@ -276,8 +276,8 @@ class GpuRace:
         """Return one core other than the judge's; both sides use it in turn, since cores differ."""
         return {self._random.choice(sorted(cores - {linux.current_core()}) or sorted(cores))}
 
-    def _row(self, figures: list[Measurement]) -> dict[str, Any]:
-        rows = {figure.name: figure.row() for figure in figures}
+    def _row(self, measurements: list[Measurement]) -> dict[str, Any]:
+        rows = {measurement.name: measurement.row() for measurement in measurements}
         cache = "cold" if self.footprint_bytes >= _cold_cache_bytes(self._device) else "warm"
         rows["device"] |= {"method": self._method, "cache": cache}
         # with events, calls wait in a queue, and work on other streams goes unseen
@@ -434,78 +434,78 @@ class GpuRace:
             raise MalformedReplyError from None
 
     def _time_round(self, order: list[Side], active: list[Measurement]) -> None:
-        for figure in active:
-            figure.waits.append(Wait.NONE)
-            self._seeds = drawn_seeds(min(figure.calls, self._sets))
+        for measurement in active:
+            measurement.waits.append(Wait.NONE)
+            self._seeds = drawn_seeds(min(measurement.calls, self._sets))
             self._contents = [renewal.contents(self._seeds) for renewal in self._renewals]
             for side in order:
-                self._time_block(side, figure)
+                self._time_block(side, measurement)
 
     def _run_alone(self, side: Side) -> None:
         """Let one side run, and nothing of the other."""
         (self._aten if side is self._kernel else self._kernel).pause_and_wait()
         side.worker.resume()
 
-    def _time_block(self, side: Side, figure: Measurement) -> None:
+    def _time_block(self, side: Side, measurement: Measurement) -> None:
         """Time a block of one side, copy the result of one call, and judge some of the copies."""
-        self._note_fill(side, figure, self._prepare(side, figure))
-        call = self._random.randrange(figure.calls)
+        self._note_fill(side, measurement, self._prepare(side, measurement))
+        call = self._random.randrange(measurement.calls)
         worker = side.worker
         waited_ns = worker.waited_ns()
-        worker.begin(figure.block_request)
+        worker.begin(measurement.block_request)
         began = time.perf_counter_ns()
         worker.resume()
         if (
-            self._sample_device is not None and len(figure.waits) % _ROUNDS_PER_CLOCK_SAMPLE == 0
+            self._sample_device is not None and len(measurement.waits) % _ROUNDS_PER_CLOCK_SAMPLE == 0
         ):  # in both blocks of a round, or in none
             self._sample_device()  # while the block runs
         try:
-            reply = RunReply.from_wire(side.answer(figure.block_calls))
+            reply = RunReply.from_wire(side.answer(measurement.block_calls))
         except KernelRaisedError:
-            self._require_aten_returns(figure)
+            self._require_aten_returns(measurement)
             raise
         side.pause_and_wait()
-        copies = self._copy_results(side, figure, call, reply)
+        copies = self._copy_results(side, measurement, call, reply)
         elapsed_ns = time.perf_counter_ns() - began
         waited_ns = max(0, worker.waited_ns() - waited_ns)
         reported_ns = reply.ns
         if not is_time(reported_ns):
             raise RejectedError(VerdictKind.CHEATED, f"says that a timed call took {reported_ns!r} ns")
-        if waited_ns > _MAX_WAIT_SHARE * reported_ns * figure.block_calls:
-            figure.waits[-1] = Wait.INCLUDED
-        (figure.kernel_ns if side.is_kernel else figure.aten_ns).append(float(reported_ns))
-        overhead_ns = elapsed_ns - reported_ns * figure.block_calls
-        (figure.kernel_overhead_ns if side.is_kernel else figure.aten_overhead_ns).append(overhead_ns)
-        if side.is_kernel and self._judging is not None and self._is_judged(figure):
+        if waited_ns > _MAX_WAIT_SHARE * reported_ns * measurement.block_calls:
+            measurement.waits[-1] = Wait.INCLUDED
+        (measurement.kernel_ns if side.is_kernel else measurement.aten_ns).append(float(reported_ns))
+        overhead_ns = elapsed_ns - reported_ns * measurement.block_calls
+        (measurement.kernel_overhead_ns if side.is_kernel else measurement.aten_overhead_ns).append(overhead_ns)
+        if side.is_kernel and self._judging is not None and self._is_judged(measurement):
             check_isolation(worker, self._cores)
-            self._judge(side, figure, call, copies)
+            self._judge(side, measurement, call, copies)
 
-    def _note_fill(self, side: Side, figure: Measurement, took_ns: float) -> None:
+    def _note_fill(self, side: Side, measurement: Measurement, took_ns: float) -> None:
         """Record how long it took to fill the inputs of a block.
 
         If it took long, something else kept the GPU busy.
         """
-        (figure.kernel_fill_ns if side.is_kernel else figure.aten_fill_ns).append(took_ns)
-        shortest_ns = min(figure.kernel_fill_ns + figure.aten_fill_ns)
+        (measurement.kernel_fill_ns if side.is_kernel else measurement.aten_fill_ns).append(took_ns)
+        shortest_ns = min(measurement.kernel_fill_ns + measurement.aten_fill_ns)
         if took_ns > shortest_ns + FILL_SLACK_NS:
-            figure.waits[-1] = Wait.INCLUDED
+            measurement.waits[-1] = Wait.INCLUDED
 
-    def _is_judged(self, figure: Measurement) -> bool:
-        """Whether to judge a result of this block: at random, and at least once per figure."""
+    def _is_judged(self, measurement: Measurement) -> bool:
+        """Whether to judge a result of this block: at random, and at least once per measurement."""
         judged = self._random.random() < (_COSTLY_JUDGE_PROBABILITY if self._is_costly else _JUDGE_PROBABILITY) or (
-            figure.done and not figure.has_judged_result
+            measurement.done and not measurement.has_judged_result
         )
-        figure.has_judged_result |= judged
+        measurement.has_judged_result |= judged
         return judged
 
-    def _prepare(self, side: Side, figure: Measurement) -> float:
+    def _prepare(self, side: Side, measurement: Measurement) -> float:
         """Prepare a side for a block, stop it, and write the round's contents into its inputs.
 
         Returns how long the writing took on the GPU in ns.
         """
-        if figure.name == "device":
+        if measurement.name == "device":
             self._run_alone(side)
-            side.ask({"do": "warm up"}, figure.calls)
+            side.ask({"do": "warm up"}, measurement.calls)
         memory: list[torch.Tensor] = []
         contents: list[torch.Tensor] = []
         on_host: list[tuple[int, torch.Tensor]] = []
@@ -531,23 +531,23 @@ class GpuRace:
         except OSError:
             raise MalformedReplyError from None
 
-    def _require_aten_returns(self, figure: Measurement) -> None:
+    def _require_aten_returns(self, measurement: Measurement) -> None:
         """Give ATen the contents on which the kernel has raised.
 
         If ATen raises too, there or one rounding step away, the kernel is not at fault.
         """
-        self._prepare(self._aten, figure)
+        self._prepare(self._aten, measurement)
         self._aten.worker.resume()
-        self._aten.ask(figure.block_request, figure.block_calls)
+        self._aten.ask(measurement.block_request, measurement.block_calls)
         if self._judging is not None:
             for seed in self._seeds:
                 self._judging.require_in_domain(seed)
 
     def _copy_results(
-        self, side: Side, figure: Measurement, call: int, reply: RunReply
+        self, side: Side, measurement: Measurement, call: int, reply: RunReply
     ) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
         """Copy the GPU parts of a call's result, wait for it, and return (memory, copy) pairs."""
-        is_captured = figure.name == "device" and self._method == "graph"
+        is_captured = measurement.name == "device" and self._method == "graph"
         results = self._captured[side.is_kernel] if is_captured else reply.results
         places = locations(results, call, len(self._parts))
         copies: list[tuple[torch.Tensor, torch.Tensor] | None] = []
@@ -565,7 +565,7 @@ class GpuRace:
         return copies
 
     def _judge(
-        self, side: Side, figure: Measurement, call: int, copies: list[tuple[torch.Tensor, torch.Tensor] | None]
+        self, side: Side, measurement: Measurement, call: int, copies: list[tuple[torch.Tensor, torch.Tensor] | None]
     ) -> None:
         """Judge the copied result of a timed call, and its inputs, while the worker is stopped.
 
@@ -587,7 +587,7 @@ class GpuRace:
             for value, part in zip(self._parts, parts, strict=True)
         ]
         side.worker.resume()
-        with_inputs = self._timed.case.owns_storage and (self._writes_inputs or figure.done)
+        with_inputs = self._timed.case.owns_storage and (self._writes_inputs or measurement.done)
         judge_reported_result(
             side,
             self._judging,
@@ -597,8 +597,8 @@ class GpuRace:
             parts,
             with_inputs=with_inputs,
             check_integrity=True,
-            thorough=figure.done,
-            on_host=self._parts_captured_on_gpu() if figure.name == "device" else (),
+            thorough=measurement.done,
+            on_host=self._parts_captured_on_gpu() if measurement.name == "device" else (),
         )
 
     def _parts_captured_on_gpu(self) -> list[int]:
@@ -645,9 +645,9 @@ def judge_reported_result(
     for part, reported in zip(observed_parts, reported_parts(result.returned), strict=False):
         if not matches_report(part, reported, contents, region.start):
             raise WrongOutputError("it was missing when the call returned", seed)
-    finding = judging.judge(_with_parts_on_host(result, on_host), contents, seed, answer)
-    if not finding.passed:
-        raise WrongOutputError(finding.reason, seed)
+    verdict = judging.judge(_with_parts_on_host(result, on_host), contents, seed, answer)
+    if not verdict.passed:
+        raise WrongOutputError(verdict.reason, seed)
 
 
 def _with_parts_on_host(reply: CallReply, on_host: Iterable[int]) -> CallReply:
@@ -671,9 +671,9 @@ def check_isolation(worker: KernelWorker, cores: set[int]) -> None:
         raise RejectedError(VerdictKind.CHEATED, "runs on other cores than the one on which it is timed")
 
 
-def _shorter_times(times: list[CallTimes], figures: list[Measurement]) -> list[CallTimes]:
+def _shorter_times(times: list[CallTimes], measurements: list[Measurement]) -> list[CallTimes]:
     """Return the call times of ATen and of the kernel: the shorter of ``times`` and the figures."""
-    device, call, _ = figures
+    device, call, _ = measurements
     medians = [(device.aten_ns, call.aten_ns), (device.kernel_ns, call.kernel_ns)]
     return [
         CallTimes(min(t.device_ns, device.median_ns(device_ns)), min(t.call_ns, call.median_ns(call_ns)))

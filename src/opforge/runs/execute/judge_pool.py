@@ -319,9 +319,9 @@ class JudgePool:
             for judge in list(self._judges):
                 self._let_continue(judge, _TimingState.NONE)
 
-    def _let_continue(self, judge: _JudgeProcess, turn: _TimingState) -> None:
+    def _let_continue(self, judge: _JudgeProcess, state: _TimingState) -> None:
         """Let a waiting judge continue."""
-        judge.state, judge.last_heard_s = turn, time.monotonic()
+        judge.state, judge.last_heard_s = state, time.monotonic()
         try:
             judge.channel.send({"go": True})
         except ChannelClosedError:
@@ -386,8 +386,8 @@ class JudgePool:
             self._handle_lost_judge(judge, "")
             return
         judge.last_heard_s = time.monotonic()
-        if turn := next((turn for word, turn in _STATE_OF_MESSAGE.items() if word in message), None):
-            judge.state = turn
+        if state := next((state for word, state in _STATE_OF_MESSAGE.items() if word in message), None):
+            judge.state = state
             return
         if "done" in message:
             task = judge.task

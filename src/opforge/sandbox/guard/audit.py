@@ -63,14 +63,16 @@ Handler = Callable[["AuditHook", tuple[Any, ...]], None]
 class AuditHook:
     """The kernel's attempts since they were last taken."""
 
-    def __init__(self, room: Confinement, homes: tuple[str, ...]) -> None:
-        self._room = room
+    def __init__(self, confinement: Confinement, homes: tuple[str, ...]) -> None:
+        self._confinement = confinement
         self._homes = homes
-        self._worker_home = f"{room.folder}/home"
-        folders = {os.path.dirname(path) for path in room.reads} & {*room.lists}
+        self._worker_home = f"{confinement.folder}/home"
+        folders = {os.path.dirname(path) for path in confinement.reads} & {*confinement.lists}
         self._kernel_folders = tuple(f"{path}{os.sep}" for path in folders)
-        self._kernel_files = frozenset(room.reads)
-        self._readable = tuple(p.rstrip("/") for p in (*readable_paths.shared_rights(), *room.reads, room.folder))
+        self._kernel_files = frozenset(confinement.reads)
+        self._readable = tuple(
+            p.rstrip("/") for p in (*readable_paths.shared_rights(), *confinement.reads, confinement.folder)
+        )
         self._attempts: list[str] = []
         self._any_succeeded = False
         """Whether an attempt succeeded because confinement does not prevent it."""
@@ -92,7 +94,7 @@ class AuditHook:
         if not tried:
             return None
         sentence = f"tried to {', to '.join(tried)}"
-        return f"{sentence}; all of it was blocked" if self._room.held and not self._any_succeeded else sentence
+        return f"{sentence}; all of it was blocked" if self._confinement.held and not self._any_succeeded else sentence
 
     def record(self, attempt: str) -> None:
         if attempt not in self._attempts and len(self._attempts) < _MAX_ATTEMPTS:
@@ -139,7 +141,7 @@ class AuditHook:
             return
         if where.startswith(self._kernel_folders) and not where.endswith(".py"):
             return  # a cache beside its source: refused, and the kernel's error says so
-        if _lies_in(where, self._room.folder):
+        if _lies_in(where, self._confinement.folder):
             if self._is_of_home(where):
                 self.record(f"write {self._name(where)}")
         elif not where.startswith((*_OWN_DEVICES, f"/proc/{os.getpid()}/")):
@@ -156,7 +158,9 @@ class AuditHook:
         elif self._is_of_home(where):
             if not os.path.lexists(where):
                 self.record(f"read {self._name(where)}")
-        elif _lies_in(where, self._room.run, *self._homes, *_SECRET_FILES) and not _lies_in(where, *self._readable):
+        elif _lies_in(where, self._confinement.run, *self._homes, *_SECRET_FILES) and not _lies_in(
+            where, *self._readable
+        ):
             self.record(f"read {self._name(where)}")
 
     def record_signal(self, pid: Any, number: Any) -> None:
@@ -190,8 +194,8 @@ class AuditHook:
         elif name in _LOOKUP_FUNCTIONS and self._from_kernel():
             self._record_success(f"reach functions or memory with {name}")
 
-    def _record_success(self, what: str) -> None:
-        self.record(what)
+    def _record_success(self, attempt: str) -> None:
+        self.record(attempt)
         self._any_succeeded = True
 
     def record_host_lookup(self, name: Any) -> None:
@@ -199,8 +203,8 @@ class AuditHook:
             self.record(f"look up the host {os.fsdecode(name)}")
 
     def _name(self, where: str) -> str:
-        if self._room.run and _lies_in(where, self._room.run):
-            return f"the run's own {os.path.relpath(where, self._room.run)}"
+        if self._confinement.run and _lies_in(where, self._confinement.run):
+            return f"the run's own {os.path.relpath(where, self._confinement.run)}"
         for home in (self._worker_home, *self._homes):
             if _lies_in(where, home):
                 return f"~{where[len(home) :]} in the home folder"
@@ -241,46 +245,46 @@ def _is_standard(name: str) -> bool:
     return name.startswith("<frozen") or (name.startswith(_STANDARD) and not name.startswith(_PACKAGES))
 
 
-def _opened(watch: AuditHook, args: tuple[Any, ...]) -> None:
+def _opened(hook: AuditHook, args: tuple[Any, ...]) -> None:
     path, _mode, flags = args
     if isinstance(flags, int) and flags & _WRITES:
-        watch.record_write(path)
+        hook.record_write(path)
     else:
-        watch.record_read(path)
+        hook.record_read(path)
 
 
-def _writes_first(watch: AuditHook, args: tuple[Any, ...]) -> None:
-    watch.record_write(args[0])
+def _writes_first(hook: AuditHook, args: tuple[Any, ...]) -> None:
+    hook.record_write(args[0])
 
 
-def _writes_both(watch: AuditHook, args: tuple[Any, ...]) -> None:
-    watch.record_write(args[0])
-    watch.record_write(args[1])
+def _writes_both(hook: AuditHook, args: tuple[Any, ...]) -> None:
+    hook.record_write(args[0])
+    hook.record_write(args[1])
 
 
 _HANDLERS: Mapping[str, Handler] = {
     "open": _opened,
-    "os.listdir": lambda watch, args: watch.record_read(args[0]),
-    "os.scandir": lambda watch, args: watch.record_read(args[0]),
+    "os.listdir": lambda hook, args: hook.record_read(args[0]),
+    "os.scandir": lambda hook, args: hook.record_read(args[0]),
     **dict.fromkeys(
         ("os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), _writes_first
     ),
     "os.rename": _writes_both,
-    "os.link": lambda watch, args: watch.record_write(args[1]),
-    "os.symlink": lambda watch, args: watch.record_write(args[1]),
-    "socket.__new__": lambda watch, args: watch.record_socket(args[1]),
-    "socket.getaddrinfo": lambda watch, args: watch.record_host_lookup(args[0]),
-    "socket.gethostbyname": lambda watch, args: watch.record_host_lookup(args[0]),
-    "ctypes.dlopen": lambda watch, args: watch.check_library(args[0]),
-    "import": lambda watch, args: watch.check_library(args[1]),
-    "ctypes.dlsym": lambda watch, args: watch.record_symbol_lookup(args[1]),
-    "ctypes.dlsym/handle": lambda watch, args: watch.record_symbol_lookup(args[1]),
-    "os.kill": lambda watch, args: watch.record_signal(args[0], args[1]),
-    "os.killpg": lambda watch, args: watch.record_signal(-args[0], args[1]),
+    "os.link": lambda hook, args: hook.record_write(args[1]),
+    "os.symlink": lambda hook, args: hook.record_write(args[1]),
+    "socket.__new__": lambda hook, args: hook.record_socket(args[1]),
+    "socket.getaddrinfo": lambda hook, args: hook.record_host_lookup(args[0]),
+    "socket.gethostbyname": lambda hook, args: hook.record_host_lookup(args[0]),
+    "ctypes.dlopen": lambda hook, args: hook.check_library(args[0]),
+    "import": lambda hook, args: hook.check_library(args[1]),
+    "ctypes.dlsym": lambda hook, args: hook.record_symbol_lookup(args[1]),
+    "ctypes.dlsym/handle": lambda hook, args: hook.record_symbol_lookup(args[1]),
+    "os.kill": lambda hook, args: hook.record_signal(args[0], args[1]),
+    "os.killpg": lambda hook, args: hook.record_signal(-args[0], args[1]),
 }
 
 
-def _watched(kind: Any, watch: AuditHook) -> Any:
+def _watched(kind: Any, hook: AuditHook) -> Any:
     """Return a subclass of an environment class that reports lookups of missing names."""
 
     class Environment(kind):  # type: ignore[misc]  # derived from the class that os used
@@ -288,7 +292,7 @@ def _watched(kind: Any, watch: AuditHook) -> Any:
             try:
                 return super().__getitem__(key)
             except KeyError:
-                watch.record_variable_lookup(key)
+                hook.record_variable_lookup(key)
                 raise
 
     return Environment

@@ -179,8 +179,8 @@ def assemble_filter(selected: Sequence[Rule], machine: str) -> bytes:
     if machine == "x86_64":
         code += [_instruction(_JUMP_AT_LEAST, _X32, 0, 1), refuse]
     numbered = [(number, rule) for rule in selected if (number := _NUMBERS[rule.system_call][column]) is not None]
-    for at in range(0, len(numbered), _CHUNK):
-        code += _chunk(sorted(numbered, key=lambda pair: pair[0])[at : at + _CHUNK])
+    for start in range(0, len(numbered), _CHUNK):
+        code += _chunk(sorted(numbered, key=lambda pair: pair[0])[start : start + _CHUNK])
     return b"".join([*code, _instruction(_RETURN, _ALLOW)])
 
 

@@ -52,36 +52,36 @@ class HostTimedCalls:
         """Make the calls; ``dry`` does everything except the calls, with the existing results."""
         function, table = self._function, self._table
         if dry:
-            for at, result in zip(range(0, len(table), self._step), self._kept, strict=True):
+            for start, result in zip(range(0, len(table), self._step), self._kept, strict=True):
                 if type(result) is Tensor:
-                    table[at] = result.data_ptr() or 1
+                    table[start] = result.data_ptr() or 1
                 else:
-                    self._write_entry(at, result)
+                    self._write_entry(start, result)
             return
         self._kept = kept = []  # freeing results is part of the work: a kernel may do something then
-        for at, (args, kwargs, _) in zip(range(0, len(table), self._step), self._sets, strict=True):
+        for start, (args, kwargs, _) in zip(range(0, len(table), self._step), self._sets, strict=True):
             result = function(*args, **kwargs)
             kept.append(result)
             if type(result) is Tensor:
-                table[at] = result.data_ptr() or 1
+                table[start] = result.data_ptr() or 1
             else:
-                self._write_entry(at, result)
+                self._write_entry(start, result)
 
     def result(self, call: int) -> tuple[Any, list[Tensor]]:
         """Return the result of one of the last calls, and its inputs as they are now."""
         return self._kept[call], self._sets[call][2]
 
-    def _write_entry(self, at: int, result: Any) -> None:
+    def _write_entry(self, start: int, result: Any) -> None:
         """Write the parts of a result into the table, the first last: it marks the return."""
         parts = result_parts(result)[: self._step // WORDS_PER_PART]
-        for part, place in reversed(list(zip(parts, range(at, at + self._step, WORDS_PER_PART), strict=False))):
+        for part, place in reversed(list(zip(parts, range(start, start + self._step, WORDS_PER_PART), strict=False))):
             if isinstance(part, Tensor):
                 self._table[place] = part.data_ptr() or 1
             else:
                 self._table[place + 1] = double_bits(part)
                 self._table[place] = 1
         if not parts:
-            self._table[at] = 1
+            self._table[start] = 1
 
     def _set(self) -> tuple[list[Any], dict[str, Any], list[Tensor]]:
         """Return arguments in newly allocated memory."""

@@ -111,15 +111,15 @@ class GlobalState(NamedTuple):
         signal.signal(signal.SIGINT, self.interrupt)  # type: ignore[arg-type]  # as it was read
         torch.set_rng_state(torch.frombuffer(bytearray(self.rng), dtype=torch.uint8))
         random.setstate(self.python_rng)  # type: ignore[arg-type]  # as it was read
-        if (at := _numpy_state_at()) is not None and self.numpy_rng:
-            ctypes.memmove(at, self.numpy_rng, _MT19937_BYTES)
+        if (address := _numpy_state_address()) is not None and self.numpy_rng:
+            ctypes.memmove(address, self.numpy_rng, _MT19937_BYTES)
 
 
 _MT19937_BYTES = 4 * 624 + 4
 """The generator's words, and its position among them."""
 
 
-def _numpy_state_at() -> int | None:
+def _numpy_state_address() -> int | None:
     """Return the address of the state of NumPy's global generator.
 
     None if a program has replaced the generator.
@@ -130,8 +130,8 @@ def _numpy_state_at() -> int | None:
 
 
 def _numpy_state() -> bytes:
-    at = _numpy_state_at()
-    return b"" if at is None else ctypes.string_at(at, _MT19937_BYTES)
+    address = _numpy_state_address()
+    return b"" if address is None else ctypes.string_at(address, _MT19937_BYTES)
 
 
 _ACCESS_POLICY_WINDOW = 1

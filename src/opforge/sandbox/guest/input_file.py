@@ -105,36 +105,38 @@ class InputFile:
 class _ArenaWriter:
     """Copies the memory of tensors into the arena, one after another."""
 
-    def __init__(self, arena: Any, at: int) -> None:
+    def __init__(self, arena: Any, arena_offset: int) -> None:
         self._arena = arena
-        self._next = at
+        self._next = arena_offset
 
-    def row(self, tensor: torch.Tensor, what: str) -> list[Any]:
+    def row(self, tensor: torch.Tensor, label: str) -> list[Any]:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-            raise TypeError(f"{what} is a {type(tensor).__name__}; a case holds plain tensors")
+            raise TypeError(f"{label} is a {type(tensor).__name__}; a case holds plain tensors")
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.dtype not in SHORT_DTYPES:
-            raise TypeError(f"{what} is a tensor of layout {tensor.layout} and dtype {tensor.dtype} on {tensor.device}")
+            raise TypeError(
+                f"{label} is a tensor of layout {tensor.layout} and dtype {tensor.dtype} on {tensor.device}"
+            )
         tensor = tensor.detach().resolve_conj().resolve_neg()
         flat = flat_storage(tensor)
         size = tensor.element_size()
         nbytes = flat.numel() - flat.numel() % size if tensor.numel() else 0
-        at = self._next
-        if at + nbytes > len(self._arena):
-            raise MemoryError(f"{what} takes {nbytes} bytes, more than the arena has left")
+        arena_offset = self._next
+        if arena_offset + nbytes > len(self._arena):
+            raise MemoryError(f"{label} takes {nbytes} bytes, more than the arena has left")
         if nbytes:
-            torch.frombuffer(self._arena, dtype=torch.uint8, count=nbytes, offset=at).copy_(flat[:nbytes])
-        self._next = at + nbytes + (-nbytes % _ALIGN)
+            torch.frombuffer(self._arena, dtype=torch.uint8, count=nbytes, offset=arena_offset).copy_(flat[:nbytes])
+        self._next = arena_offset + nbytes + (-nbytes % _ALIGN)
         offset = tensor.storage_offset() if tensor.numel() else 0
         geometry = [list(tensor.shape), list(tensor.stride()), offset]
-        return [at, nbytes, SHORT_DTYPES[tensor.dtype], *geometry, str(tensor.device)]
+        return [arena_offset, nbytes, SHORT_DTYPES[tensor.dtype], *geometry, str(tensor.device)]
 
 
-def _described(value: Any, what: str, row: Callable[[torch.Tensor, str], list[Any]]) -> Any:
+def _described(value: Any, label: str, row: Callable[[torch.Tensor, str], list[Any]]) -> Any:
     match value:
         case torch.Tensor():
-            return {"T": row(value, what)}
+            return {"T": row(value, label)}
         case list() | tuple():
-            return [_described(v, f"{what}[{i}]", row) for i, v in enumerate(value)]
+            return [_described(v, f"{label}[{i}]", row) for i, v in enumerate(value)]
         case None | bool() | int() | float() | str():
             return value
         case complex():
@@ -146,7 +148,7 @@ def _described(value: Any, what: str, row: Callable[[torch.Tensor, str], list[An
         case torch.device():
             return {"device": str(value)}
     raise TypeError(
-        f"{what} is a {type(value).__name__}; a case holds tensors, numbers, strings, dtypes and lists of those"
+        f"{label} is a {type(value).__name__}; a case holds tensors, numbers, strings, dtypes and lists of those"
     )
 
 

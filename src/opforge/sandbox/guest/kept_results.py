@@ -52,8 +52,8 @@ class KeptResults:
         return shared
 
     def _overlaps(self, span: tuple[int, int]) -> bool:
-        at = bisect_left(self._spans, span)
-        return any(begin < span[1] and span[0] < end for begin, end in self._spans[max(0, at - 1) : at + 1])
+        index = bisect_left(self._spans, span)
+        return any(begin < span[1] and span[0] < end for begin, end in self._spans[max(0, index - 1) : index + 1])
 
     def changed_calls(self) -> Iterator[int]:
         """Yield the numbers of the calls whose results have changed since."""
@@ -67,13 +67,13 @@ def call_and_keep(function: Callable[[], Any], inputs: list[torch.Tensor]) -> tu
 
     Returns the first result, and whether two results share memory.
     """
-    kept, origins, end = KeptResults(), InputAliases(inputs), monotonic() + _KEEPING_LIMIT_S
+    kept, input_aliases, end = KeptResults(), InputAliases(inputs), monotonic() + _KEEPING_LIMIT_S
     first = function()
-    shared = kept.add(0, first, origins)
+    shared = kept.add(0, first, input_aliases)
     for number in range(1, _MAX_KEPT_CALLS):
         if shared or kept.is_full or monotonic() > end:
             break
-        shared = kept.add(number, function(), origins)
+        shared = kept.add(number, function(), input_aliases)
     return first, shared
 
 

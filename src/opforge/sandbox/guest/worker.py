@@ -251,15 +251,15 @@ class Worker:
         cloned: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         @one_tensor_per_offset
-        def made_of(row: list[Any]) -> torch.Tensor:
-            made = tensor_from_row(self._arena, row)
+        def create_tensor(row: list[Any]) -> torch.Tensor:
+            argument = tensor_from_row(self._arena, row)
             if owns_storage or situation == LAZY_CLONE:
-                cloned.append((made, owned_copy(made, torch.device(row[6]) if row[6] else self._device)))
-                made = cloned[-1][1]
-            return input_for(situation, made)
+                cloned.append((argument, owned_copy(argument, torch.device(row[6]) if row[6] else self._device)))
+                argument = cloned[-1][1]
+            return input_for(situation, argument)
 
         def tensor(row: list[Any]) -> torch.Tensor:
-            inputs.append(made_of(row))
+            inputs.append(create_tensor(row))
             return inputs[-1]
 
         listing = self._traps.count_calls() if case.get("count_calls") else None
@@ -347,9 +347,9 @@ class Worker:
         flats = [flat_storage(t) for t in inputs]
         saved = [flat.clone() for flat in flats]
         geometry = [(t.storage_offset(), t.shape, t.stride()) for t in inputs]
-        for flat, at in zip(flats, prefill_offsets, strict=True):
+        for flat, offset in zip(flats, prefill_offsets, strict=True):
             if flat.numel():
-                flat.copy_(torch.frombuffer(self._arena, dtype=torch.uint8, count=flat.numel(), offset=at))
+                flat.copy_(torch.frombuffer(self._arena, dtype=torch.uint8, count=flat.numel(), offset=offset))
         function(*args, **kwargs)
         if self._device.type == "cuda":
             _sleep(_STREAM_PAUSE_CYCLES)  # a stream that does not wait reads the old contents
@@ -376,12 +376,12 @@ class Worker:
         synchronize()
         return perf_counter_ns() - start > _MAX_OTHER_STREAMS_NS
 
-    def _describe(self, value: Any, origins: InputAliases | None = None) -> Any:
+    def _describe(self, value: Any, input_aliases: InputAliases | None = None) -> Any:
         match value:
             case torch.Tensor():
-                return self._tensor(value, origins)
+                return self._tensor(value, input_aliases)
             case list() | tuple():
-                return [self._describe(v, origins) for v in value]
+                return [self._describe(v, input_aliases) for v in value]
             case None | bool() | int() | float():
                 return value
             case complex():
@@ -391,26 +391,33 @@ class Worker:
             case _:
                 return {"junk": f"{type(value).__module__}.{type(value).__qualname__}"}
 
-    def _tensor(self, tensor: torch.Tensor, origins: InputAliases | None = None) -> dict[str, Any]:
+    def _tensor(self, tensor: torch.Tensor, input_aliases: InputAliases | None = None) -> dict[str, Any]:
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
             return {"junk": f"a tensor of layout {tensor.layout} on {tensor.device}"}
         if tensor.dtype not in SHORT_DTYPES:
             return {"junk": f"a tensor of dtype {tensor.dtype}"}
         flat = flat_bytes(tensor)
-        at = self._next_offset
+        offset = self._next_offset
         nbytes = flat.numel()
-        if at + nbytes > len(self._arena):
-            return {
-                "junk": f"a tensor of {nbytes} bytes, more than the {len(self._arena) - at} that are left for results"
-            }
+        if offset + nbytes > len(self._arena):
+            left = len(self._arena) - offset
+            return {"junk": f"a tensor of {nbytes} bytes, more than the {left} that are left for results"}
         if nbytes:
-            torch.frombuffer(self._arena, dtype=torch.uint8, count=nbytes, offset=at).copy_(flat)
-        self._next_offset = at + nbytes + (-nbytes % ARENA_ALIGNMENT)
-        row = [at, nbytes, SHORT_DTYPES[tensor.dtype], list(tensor.shape), list(tensor.stride()), 0, str(tensor.device)]
+            torch.frombuffer(self._arena, dtype=torch.uint8, count=nbytes, offset=offset).copy_(flat)
+        self._next_offset = offset + nbytes + (-nbytes % ARENA_ALIGNMENT)
+        row = [
+            offset,
+            nbytes,
+            SHORT_DTYPES[tensor.dtype],
+            list(tensor.shape),
+            list(tensor.stride()),
+            0,
+            str(tensor.device),
+        ]
         described: dict[str, Any] = {"T": row}
-        if origins is not None and (same := origins.identical(tensor)):
+        if input_aliases is not None and (same := input_aliases.identical(tensor)):
             described["same"] = same
-        if origins is not None and nbytes and (alias := origins.sharing_memory(tensor)):
+        if input_aliases is not None and nbytes and (alias := input_aliases.sharing_memory(tensor)):
             described["alias"] = alias
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             described["class"] = type(tensor).__name__
@@ -557,8 +564,8 @@ def _can_be_written(storage: torch.UntypedStorage) -> bool:
     begin, nbytes = storage.data_ptr(), storage.nbytes()
     source, target = os.pipe()
     try:
-        for at in {begin, begin + nbytes - 1} if nbytes else ():
-            byte = (ctypes.c_char * 1).from_address(at)
+        for address in {begin, begin + nbytes - 1} if nbytes else ():
+            byte = (ctypes.c_char * 1).from_address(address)
             os.write(target, byte)
             os.readv(source, [byte])
     except OSError:

@@ -156,9 +156,9 @@ def _check_folders(hello: Hello) -> None:
     Their readable paths are fixed when the server starts.
     """
     readable = [Path(path) for path, rights in readable_paths.shared_rights().items() if rights == landlock.READ]
-    for what, folder in (("working folder", hello.folder), ("cache", hello.cache)):
+    for label, folder in (("working folder", hello.folder), ("cache", hello.cache)):
         if any(Path(folder).is_relative_to(path) for path in readable):
             raise RefusedError(
-                f"kernels in this server could read your {what} {folder}; start `opforge warm` in that folder, or "
+                f"kernels in this server could read your {label} {folder}; start `opforge warm` in that folder, or "
                 "unset OPFORGE_SERVER"
             )

@@ -122,7 +122,7 @@ class ForkServerProcess:
         """Return the connection to the server, waiting until it has imported torch."""
         if self._spawner is None:
             try:
-                self._folders_root = str(self._channel.receive(_START_LIMIT_S)["rooms"])
+                self._folders_root = str(self._channel.receive(_START_LIMIT_S)["folders"])
             except (ChannelClosedError, TimeoutError) as error:
                 status = self._process.poll()
                 raise InternalError(f"the fork server did not start (status {status}); see its errors above") from error

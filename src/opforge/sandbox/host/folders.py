@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-PREFIX = "opforge-rooms-"
+PREFIX = "opforge-workers-"
 """Prefix of what a killed run leaves in the temporary folder; the server's process id follows."""
 
 

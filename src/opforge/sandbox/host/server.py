@@ -82,7 +82,7 @@ class ForkServer:
 
     def serve(self) -> None:
         try:
-            self._main.channel.send({"ready": os.getpid(), "rooms": self._folders_root})
+            self._main.channel.send({"ready": os.getpid(), "folders": self._folders_root})
             while self._main.channel.fileno() >= 0:
                 for key, _events in self._selector.select():
                     if key.data is None:
@@ -116,7 +116,7 @@ class ForkServer:
         try:
             message, fds = channel.receive_with_fds(_HELLO_LIMIT_S)
             visitor = admit(connection, Hello.from_wire(message), fds, self._version)
-            channel.send({"ready": os.getpid(), "rooms": self._folders_root}, timeout_s=_HELLO_LIMIT_S)
+            channel.send({"ready": os.getpid(), "folders": self._folders_root}, timeout_s=_HELLO_LIMIT_S)
         except OpforgeError as error:
             with contextlib.suppress(OSError):
                 refusal = {"refused": str(error), "other_device": isinstance(error, OtherDeviceError)}
@@ -175,9 +175,9 @@ class ForkServer:
     def _spawn(self, client: _Client, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         self._next_user = (self._next_user + 1) % _USERS
         request["config"].setdefault("gpu", client.gpu)
-        room = request["config"].get("confinement")
-        tasks = self._tasks.count() if room else None
-        user = confinement.user_for(room["folder"], self._next_user) if room else None
+        confinement_wire = request["config"].get("confinement")
+        tasks = self._tasks.count() if confinement_wire else None
+        user = confinement.user_for(confinement_wire["folder"], self._next_user) if confinement_wire else None
         worker = _Worker(linux.new_mark(), user)
         try:
             pid = _fork()
@@ -204,10 +204,10 @@ class ForkServer:
                 _take_settings_of(visitor)
             if gpu := request["config"]["gpu"]:
                 os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-            room = request["config"].get("confinement")
+            confinement_wire = request["config"].get("confinement")
             if request["config"].get("memory"):
                 fds.insert(0, os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC))  # before it is confined
-            _keep_only({0, 1, 2, *fds, *(confinement.shared_rules().handles if room else ())})
+            _keep_only({0, 1, 2, *fds, *(confinement.shared_rules().handles if confinement_wire else ())})
             if request.get("output"):
                 output = fds.pop()
                 os.dup2(output, 1)
@@ -216,8 +216,8 @@ class ForkServer:
             linux.set_mark(worker.mark)
             gc.enable()
             _limit(request.get("limits", {}))
-            if room:
-                confinement.enter(confinement.confinement_from_wire(room), worker.user, tasks)
+            if confinement_wire:
+                confinement.enter(confinement.confinement_from_wire(confinement_wire), worker.user, tasks)
             self._roles[request["role"]](request["config"], fds)
         except ChannelClosedError:
             os._exit(0)

@@ -54,52 +54,52 @@ class Mutant:
         before = copy_arguments(self._op, args, kwargs)
         result = self._aten(*args, **kwargs)
         after = torch.get_rng_state() if self._op.is_random else None
-        trial = AtenCall(self._op, self._aten, *before, result_of(self._op, result, args, kwargs), rng)
-        if not self._op.mutates and any(shares_storage(t, trial.inputs) for t in trial.truth.tensors):
-            trial = replace(trial, view=True)
-        answer = self._wrong(trial)
+        call = AtenCall(self._op, self._aten, *before, result_of(self._op, result, args, kwargs), rng)
+        if not self._op.mutates and any(shares_storage(t, call.inputs) for t in call.truth.tensors):
+            call = replace(call, view=True)
+        answer = self._wrong(call)
         if answer is not None:
             self.effect = MutantEffect.CHANGED
-            result = replace_values(result, trial.truth, answer)
+            result = replace_values(result, call.truth, answer)
         elif self.effect is MutantEffect.VOID:
-            self._probe(trial)
+            self._probe(call)
         if after is not None:
             torch.set_rng_state(after)
         return result
 
-    def _wrong(self, trial: AtenCall) -> CallResult | None:
+    def _wrong(self, call: AtenCall) -> CallResult | None:
         """Return the mutant's answer; None if it is the true one."""
         try:
-            answer = self._mutate(trial)
+            answer = self._mutate(call)
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
             return None  # for example a dtype that its arithmetic lacks
         if (
             answer is None
-            or len(answer.new_values) != len(trial.truth.new_values)
-            or len(answer.written) != len(trial.truth.written)
+            or len(answer.new_values) != len(call.truth.new_values)
+            or len(answer.written) != len(call.truth.written)
         ):
             return None
-        fitted = _fitted(trial, answer)
-        pairs = zip(trial.truth.values, fitted.values, strict=True)
+        fitted = _fitted(call, answer)
+        pairs = zip(call.truth.values, fitted.values, strict=True)
         if self._name == "control":
             return fitted
         return fitted if any(differs(t, v) for t, v in pairs) else None
 
-    def _probe(self, trial: AtenCall) -> None:
+    def _probe(self, call: AtenCall) -> None:
         if self._probes <= 0:
             return
         self._probes -= 1
-        for witness in probes(trial, self._name):
-            if self._wrong(witness) is not None:
+        for probe in probes(call, self._name):
+            if self._wrong(probe) is not None:
                 self.effect = MutantEffect.SAME
                 return
 
 
-def _fitted(trial: AtenCall, answer: CallResult) -> CallResult:
+def _fitted(call: AtenCall, answer: CallResult) -> CallResult:
     """Return an answer with the true value wherever the wrong one cannot replace it."""
-    inputs = trial.inputs
-    fresh = [_fresh(t, v, inputs) for t, v in zip(trial.truth.new_values, answer.new_values, strict=True)]
-    written = [v if v.shape == t.shape else t for t, v in zip(trial.truth.written, answer.written, strict=True)]
+    inputs = call.inputs
+    fresh = [_fresh(t, v, inputs) for t, v in zip(call.truth.new_values, answer.new_values, strict=True)]
+    written = [v if v.shape == t.shape else t for t, v in zip(call.truth.written, answer.written, strict=True)]
     return CallResult(fresh, written)
 
 

@@ -28,17 +28,17 @@ def mutation_for(name: str) -> Mutation:
     """Return the mutation of this name."""
     if name.startswith(IGNORED_PREFIX):
         argument = name.removeprefix(IGNORED_PREFIX)
-        return lambda trial: _ignored(trial, argument)
+        return lambda call: _ignored(call, argument)
     return _MUTATIONS[name]
 
 
 def _result_mutation(change: Change) -> Mutation:
     """Make a mutation from a change to each tensor of the answer."""
-    return lambda trial: trial.truth.map(lambda v: change(v) if isinstance(v, torch.Tensor) else v)
+    return lambda call: call.truth.map(lambda v: change(v) if isinstance(v, torch.Tensor) else v)
 
 
-def _zeros(trial: AtenCall) -> CallResult:
-    return trial.truth.map(lambda v: torch.zeros_like(v) if isinstance(v, torch.Tensor) else _plain_zero(v))
+def _zeros(call: AtenCall) -> CallResult:
+    return call.truth.map(lambda v: torch.zeros_like(v) if isinstance(v, torch.Tensor) else _plain_zero(v))
 
 
 def _plain_zero(value: Any) -> Any:
@@ -67,28 +67,28 @@ def _tail(tensor: torch.Tensor) -> torch.Tensor:
     return _blank_end(tensor, -(-tensor.numel() // 4)) if tensor.numel() > 1 else tensor
 
 
-def _edge(trial: AtenCall) -> CallResult:
-    inputs = trial.inputs
+def _edge(call: AtenCall) -> CallResult:
+    inputs = call.inputs
 
     def change(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or value.numel() <= 1:
             return value
-        return _shifted(value) if shares_storage(value, inputs) and not trial.op.mutates else _blank_end(value, 1)
+        return _shifted(value) if shares_storage(value, inputs) and not call.op.mutates else _blank_end(value, 1)
 
-    return trial.truth.map(change)
+    return call.truth.map(change)
 
 
 def _shifted(view: torch.Tensor) -> torch.Tensor:
     """Return a view that begins one element later, or earlier where the storage ends."""
     last = sum((size - 1) * step for size, step in zip(view.shape, view.stride(), strict=True))
-    at, count = view.storage_offset(), view.untyped_storage().nbytes() // view.element_size()
-    if at + 1 + last < count:
-        return view.as_strided(view.shape, view.stride(), at + 1)
-    return view.as_strided(view.shape, view.stride(), at - 1) if at else view
+    offset, count = view.storage_offset(), view.untyped_storage().nbytes() // view.element_size()
+    if offset + 1 + last < count:
+        return view.as_strided(view.shape, view.stride(), offset + 1)
+    return view.as_strided(view.shape, view.stride(), offset - 1) if offset else view
 
 
-def _identity(trial: AtenCall) -> CallResult:
-    inputs = trial.inputs
+def _identity(call: AtenCall) -> CallResult:
+    inputs = call.inputs
 
     def change(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -97,11 +97,11 @@ def _identity(trial: AtenCall) -> CallResult:
         input_alike = next(fitting, None)
         return value if input_alike is None else torch.ops.aten.alias(input_alike)
 
-    return trial.truth.map(change)
+    return call.truth.map(change)
 
 
-def _nothing_written(trial: AtenCall) -> CallResult:
-    return CallResult(trial.truth.new_values, trial.written_before())
+def _nothing_written(call: AtenCall) -> CallResult:
+    return CallResult(call.truth.new_values, call.written_before())
 
 
 def _float_mutation(change: Change) -> Mutation:
@@ -110,7 +110,7 @@ def _float_mutation(change: Change) -> Mutation:
     def floats(value: Any) -> Any:
         return _changed_floats(value, change) if isinstance(value, torch.Tensor) else value
 
-    return lambda trial: (trial.repeat(floats) or trial.truth).map(floats)
+    return lambda call: (call.repeat(floats) or call.truth).map(floats)
 
 
 def _changed_floats(tensor: torch.Tensor, change: Change) -> torch.Tensor:
@@ -169,33 +169,33 @@ def _reread(tensor: torch.Tensor, strides: tuple[int, ...], offset: int) -> torc
     return tensor.as_strided((count,), (1,), 0)[index.to(tensor.device)].view(tensor.shape)
 
 
-def _swapped(trial: AtenCall) -> CallResult | None:
-    slots = [i for i, v in enumerate(trial.args) if isinstance(v, torch.Tensor)][:2]
+def _swapped(call: AtenCall) -> CallResult | None:
+    slots = [i for i, v in enumerate(call.args) if isinstance(v, torch.Tensor)][:2]
     if len(slots) < 2:
         return None
-    first, second = (trial.args[i] for i in slots)
+    first, second = (call.args[i] for i in slots)
     if first.shape != second.shape or first.dtype != second.dtype:
         return None
-    args = list(trial.args)
+    args = list(call.args)
     args[slots[0]], args[slots[1]] = second, first
-    return replace(trial, args=args).repeat()
+    return replace(call, args=args).repeat()
 
 
-def _ignored(trial: AtenCall, argument: str) -> CallResult | None:
-    given = without_argument(trial, argument)
-    return None if given is None else replace(trial, args=given[0], kwargs=given[1]).repeat()
+def _ignored(call: AtenCall, argument: str) -> CallResult | None:
+    given = without_argument(call, argument)
+    return None if given is None else replace(call, args=given[0], kwargs=given[1]).repeat()
 
 
-def without_argument(trial: AtenCall, argument: str) -> tuple[list[Any], dict[str, Any]] | None:
+def without_argument(call: AtenCall, argument: str) -> tuple[list[Any], dict[str, Any]] | None:
     """Return a trial's arguments without one of them; None if it is not given."""
-    if argument in trial.kwargs:
-        return trial.args, {n: v for n, v in trial.kwargs.items() if n != argument}
-    names = [a.name for a in trial.op.arguments]
-    at = names.index(argument)
-    if at >= len(trial.args):
+    if argument in call.kwargs:
+        return call.args, {n: v for n, v in call.kwargs.items() if n != argument}
+    names = [a.name for a in call.op.arguments]
+    position = names.index(argument)
+    if position >= len(call.args):
         return None
-    later = dict(zip(names[at + 1 :], trial.args[at + 1 :], strict=False))
-    return trial.args[:at], {**later, **trial.kwargs}
+    later = dict(zip(names[position + 1 :], call.args[position + 1 :], strict=False))
+    return call.args[:position], {**later, **call.kwargs}
 
 
 def shares_storage(tensor: torch.Tensor, others: list[torch.Tensor]) -> bool:
@@ -205,7 +205,7 @@ def shares_storage(tensor: torch.Tensor, others: list[torch.Tensor]) -> bool:
 
 
 _MUTATIONS: dict[str, Mutation] = {
-    "control": lambda trial: trial.repeat(),
+    "control": lambda call: call.repeat(),
     "zeros": _zeros,
     "constant": _result_mutation(_constant),
     "identity": _identity,
@@ -215,8 +215,8 @@ _MUTATIONS: dict[str, Mutation] = {
     "low_precision": _float_mutation(truncate_mantissas),
     "nan_swallowed": _float_mutation(_without_nan),
     "inf_swallowed": _float_mutation(_without_inf),
-    "strides_ignored": lambda trial: trial.repeat(ignore_strides),
-    "offset_ignored": lambda trial: trial.repeat(ignore_offset),
+    "strides_ignored": lambda call: call.repeat(ignore_strides),
+    "offset_ignored": lambda call: call.repeat(ignore_offset),
     "swapped": _swapped,
     "nothing_written": _nothing_written,
 }

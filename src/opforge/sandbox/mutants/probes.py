@@ -26,26 +26,26 @@ _MAX_PROBED_ELEMENTS = 1 << 20
 """Cases with more elements are not tried with other contents: the operator has smaller ones."""
 
 
-def probes(trial: AtenCall, mutant: str) -> Iterator[AtenCall]:
+def probes(call: AtenCall, mutant: str) -> Iterator[AtenCall]:
     """Yield trials on which a mutant would show if it is wrong."""
-    if sum(t.numel() for t in trial.inputs) > _MAX_PROBED_ELEMENTS:
+    if sum(t.numel() for t in call.inputs) > _MAX_PROBED_ELEMENTS:
         return
-    for args, kwargs in _probe_arguments(trial, mutant):
-        if (witness := trial.with_arguments(args, kwargs)) is not None:
-            yield witness
+    for args, kwargs in _probe_arguments(call, mutant):
+        if (probe := call.with_arguments(args, kwargs)) is not None:
+            yield probe
 
 
-def _probe_arguments(trial: AtenCall, mutant: str) -> Iterator[Given]:
+def _probe_arguments(call: AtenCall, mutant: str) -> Iterator[Given]:
     if mutant.startswith(IGNORED_PREFIX):
-        yield from _other_values(trial, mutant.removeprefix(IGNORED_PREFIX))
+        yield from _other_values(call, mutant.removeprefix(IGNORED_PREFIX))
         return
     special = _SPECIAL.get(mutant)
     plain = [_drawn(draw) for draw in (_normal, _unit)]
     changes: list[Change] = plain if special is None else [special, *(_both(change, special) for change in plain)]
     for change in changes:
         yield (
-            [map_instances(v, torch.Tensor, change) for v in trial.args],
-            {n: map_instances(v, torch.Tensor, change) for n, v in trial.kwargs.items()},
+            [map_instances(v, torch.Tensor, change) for v in call.args],
+            {n: map_instances(v, torch.Tensor, change) for n, v in call.kwargs.items()},
         )
 
 
@@ -53,10 +53,10 @@ def _both(first: Change, second: Change) -> Change:
     return lambda tensor: second(first(tensor))
 
 
-def _other_values(trial: AtenCall, name: str) -> Iterator[Given]:
+def _other_values(call: AtenCall, name: str) -> Iterator[Given]:
     """Yield the arguments with other values for one argument that has a default."""
-    argument = next(a for a in trial.op.arguments if a.name == name)
-    args, kwargs = without_argument(trial, name) or (trial.args, trial.kwargs)
+    argument = next(a for a in call.op.arguments if a.name == name)
+    args, kwargs = without_argument(call, name) or (call.args, call.kwargs)
     for value in other_values(argument):
         yield args, {**kwargs, name: torch.float64 if isinstance(value, dict) else value}
 
@@ -89,8 +89,8 @@ def _filled(values: list[float]) -> Change:
         if not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor
         flat = tensor.clone(memory_format=torch.contiguous_format).view(-1)
-        for at, value in enumerate(values):
-            flat[at :: 2 * len(values)] = value
+        for index, value in enumerate(values):
+            flat[index :: 2 * len(values)] = value
         return flat.view(tensor.shape)
 
     return change

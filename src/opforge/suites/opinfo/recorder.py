@@ -61,10 +61,10 @@ class _Snapshot:
         is_seeded = nbytes > _MAX_STORED_BYTES and value.is_floating_point()
         if is_seeded or not nbytes:
             return spec
-        at = OFFSET_PLACEHOLDER + len(self.storages)
+        placeholder = OFFSET_PLACEHOLDER + len(self.storages)
         self.storages.append(storage_bytes(value, nbytes) if self.keep else b"")
         size = None if nbytes == spec.storage_nbytes else nbytes
-        return TensorSpec(spec.shape, spec.dtype, spec.stride, spec.offset, spec.device, at, size)
+        return TensorSpec(spec.shape, spec.dtype, spec.stride, spec.offset, spec.device, placeholder, size)
 
 
 def _plain(value: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ def _transposed(x, w, stride, padding, dilation, output_padding, groups):
     ]
     parts = []
     for xs, ws in zip(np.split(x, groups, 1), np.split(w, groups, 0), strict=True):
-        room = np.zeros((x.shape[0], w.shape[1], *size), x.dtype)
+        accumulated = np.zeros((x.shape[0], w.shape[1], *size), x.dtype)
         for tap in np.ndindex(*taps):
             places = tuple(
                 slice(t * d, t * d + s * (n - 1) + 1, s)
@@ -31,8 +31,10 @@ def _transposed(x, w, stride, padding, dilation, output_padding, groups):
             )
             for channel in range(xs.shape[1]):
                 column = ws[(channel, slice(None), *tap)].reshape(1, -1, *[1] * dims)
-                room[(slice(None), slice(None), *places)] += xs[:, channel, None] * column
-        parts.append(room[(slice(None), slice(None), *(slice(p, n - p) for p, n in zip(padding, size, strict=True)))])
+                accumulated[(slice(None), slice(None), *places)] += xs[:, channel, None] * column
+        parts.append(
+            accumulated[(slice(None), slice(None), *(slice(p, n - p) for p, n in zip(padding, size, strict=True)))]
+        )
     return np.concatenate(parts, 1)
 
 

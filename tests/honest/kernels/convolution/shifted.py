@@ -33,12 +33,12 @@ def convolution_kernel_impl(input, weight, bias, stride, padding, dilation, tran
     else:
         padded = [n + 2 * p for n, p in zip(input.shape[2:], padding, strict=True)]
         out = [(n - k) // s + 1 for n, k, s in zip(padded, span, stride, strict=True)]
-        room = torch.zeros(*x.shape[:3], *padded, dtype=wide)
-        room[(..., *(slice(p, p + n) for p, n in zip(padding, input.shape[2:], strict=True)))] = x
+        padded_input = torch.zeros(*x.shape[:3], *padded, dtype=wide)
+        padded_input[(..., *(slice(p, p + n) for p, n in zip(padding, input.shape[2:], strict=True)))] = x
         w = w.reshape(groups, -1, *weight.shape[1:])
         total = torch.zeros(batch, groups, w.shape[1], *out, dtype=wide)
         for tap in itertools.product(*map(range, taps)):
-            shifted = room[(..., *_window(tap, padded, out, stride, dilation))]
+            shifted = padded_input[(..., *_window(tap, padded, out, stride, dilation))]
             total += (shifted.unsqueeze(2) * w[(..., *tap)].reshape(1, groups, w.shape[1], -1, *[1] * dims)).sum(3)
     result = total.reshape(batch, groups * total.shape[2], *total.shape[3:])
     if bias is not None:
