@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from opforge.cases import Case
-from opforge.cases.store import open_blob
+from opforge.cases.case_files import open_blob
 from opforge.procs.channel import Channel
 from opforge.runs import RunConfig, run
 from opforge.runs.execute.judge_pool import start_server

@@ -63,7 +63,7 @@ class NotRunError(Exception):
 DEFECTS = (
     Defect(
         "ops-selects-one-form",
-        "ops/table.py",
+        "ops/operator_table.py",
         "names_of_packet = self._by_packet.get(short) or self._by_base[short]",
         "names_of_packet = self._by_base[short]",
         "`--ops relu` leaves out the in-place form `relu_`.",
@@ -175,7 +175,7 @@ DEFECTS = (
     ),
     Defect(
         "models-accepts-lost-nan",
-        "models/compare.py",
+        "models/tensor_comparison.py",
         "count = int((unexpected | missing).sum())",
         "count = int(unexpected.sum())",
         "A kernel that puts numbers in the place of a model's NaN passes.",

@@ -65,7 +65,7 @@ class Killer:
         if not workers:
             return
         victim, what = chance.choice(workers), "Ray worker"
-        servers = [c for c in _children(victim) if _says(c, "opforge.sandbox.host.server")]
+        servers = [c for c in _children(victim) if _says(c, "opforge.sandbox.host.fork_server")]
         if servers and chance.random() < 0.5:
             victim, what = servers[0], "fork server"
         with contextlib.suppress(psutil.Error, ProcessLookupError):

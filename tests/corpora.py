@@ -14,7 +14,7 @@ import torch
 
 from opforge import registry
 from opforge.cases import Case
-from opforge.cases.store import BlobWriter
+from opforge.cases.case_files import BlobWriter
 from opforge.cases.text import format_arguments
 from opforge.cases.values import TensorSpec
 from opforge.cases.wire import SHORT_DTYPES, from_torch

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from opforge.cases import Case, Expect, TensorSpec, Test
-from opforge.cases.store import BlobWriter, open_blob, read_table, write_table
+from opforge.cases.case_files import BlobWriter, open_blob, read_table, write_table
 from opforge.cases.tensors import flat_bytes, owned_copy, same_bytes, seeded_bytes, tensor_from_row, to_float64
 from opforge.cases.values import DTYPES
 from opforge.cases.wire import TORCH_DTYPES

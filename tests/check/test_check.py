@@ -14,7 +14,7 @@ import pytest
 from opforge import check as checking
 from opforge.cache import torch_version
 from opforge.check import CheckReport, Finding, OperatorReport, Status
-from opforge.check.report import KIND_CONTENTS, KIND_ENDED, KIND_MEMORY, demote_consequences
+from opforge.check.findings import KIND_CONTENTS, KIND_ENDED, KIND_MEMORY, demote_consequences
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.kernels.native import LibrarySpec, build
 from tests.command import opforge

@@ -11,7 +11,7 @@ from torch.library import Library
 
 from opforge.edge.define import define
 from opforge.edge.lowering import lower
-from opforge.edge.model import LoadedModel
+from opforge.edge.model_loading import ModelToExport
 from opforge.errors import OpforgeError
 from tests.edge.folders import BODIES
 
@@ -98,7 +98,7 @@ def main(folder: Path) -> None:
     said: dict[str, object] = {}
     for name, (model, ranges, xnnpack) in MODELS.items():
         try:
-            lowered = lower(LoadedModel(model, ONLY_X, None), ONLY_X, ranges, xnnpack=xnnpack)
+            lowered = lower(ModelToExport(model, ONLY_X, None), ONLY_X, ranges, xnnpack=xnnpack)
         except OpforgeError as error:
             said[name] = str(error)
             continue

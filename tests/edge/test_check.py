@@ -15,7 +15,7 @@ from opforge.edge import check
 from opforge.edge.bindings import BindingError
 from opforge.edge.export import parse_target
 from opforge.edge.init import make_folder
-from opforge.edge.model import ModelLoadError, load_model
+from opforge.edge.model_loading import ModelLoadError, load_model
 from opforge.errors import NothingToJudgeError
 from tests.command import opforge
 from tests.edge import folders
@@ -49,7 +49,7 @@ def dynamic():
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> check.CheckReport:
+def found(tmp_path_factory: pytest.TempPathFactory) -> check.EdgeCheckReport:
     names = ("also3", "unsized", "wrong_ints")
     folder = folders.make(tmp_path_factory.mktemp("check") / "wrong", *names, together=True)
     (folder / "model.py").write_text(MODEL)
@@ -57,7 +57,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> check.CheckReport:
 
 
 @pytest.fixture
-def say(found: check.CheckReport, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def say(found: check.EdgeCheckReport, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Return a function that gives the command's answer; the folder is not taken to the runtime again."""
     monkeypatch.setattr(check, "check", lambda *_, **__: found)
 

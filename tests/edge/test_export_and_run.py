@@ -21,7 +21,7 @@ from opforge.edge import run as run_module
 from opforge.edge.bindings import BindingEntry, BindingError, select_all, select_for_model, select_names
 from opforge.edge.build import build, read_folder
 from opforge.edge.export import ExportRequest, ExportResult, write_program
-from opforge.edge.model import refuse_decomposed
+from opforge.edge.model_loading import refuse_decomposed
 from opforge.edge.program import program_operators
 from opforge.edge.run import ProgramJob, ProgramResult, run_programs
 from opforge.edge.toolchain import Product, compile_product

@@ -9,7 +9,7 @@ import torch
 
 from opforge.errors import UnknownNameError
 from opforge.install import Installation, RefusedError
-from opforge.install.loading import install_kernel
+from opforge.install.install_kernel import install_kernel
 from opforge.ops import table
 from opforge.runtime.aten_kernels import dispatcher_dump
 from opforge.sandbox.guest.loader import KernelLoadError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from opforge.cli.main import call
-from opforge.kernels.custom import digest
+from opforge.kernels.custom_folder import digest
 from opforge.kernels.proof import Proof, proof_path, read_proof
 from opforge.reports.page.proof_text import ProofText
 from opforge.runs.manifest import Manifest

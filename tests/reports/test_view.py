@@ -21,9 +21,9 @@ from filelock import FileLock
 
 from opforge.cache import write_atomically
 from opforge.errors import OpforgeError, RunDirectoryError
-from opforge.kernels.custom import digest
+from opforge.kernels.custom_folder import digest
 from opforge.kernels.proof import proof_path
-from opforge.reports.page.server import ViewServer
+from opforge.reports.page.view_server import ViewServer
 from opforge.runtime.proof_files import PROOF_FORMAT
 from tests.conftest import ROOT
 from tests.install.proving import write

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from opforge.runs.execute.judge_pool import ROLES, device_settings, start_server
-from opforge.sandbox.host.admission import Hello, OtherDeviceError, RefusedError, Version, admit
+from opforge.sandbox.host.admission import Hello, OtherDeviceError, ServerRefusedError, Version, admit
 from opforge.sandbox.host.client import SERVER_VARIABLE, ForkServerProcess, server_environment
 from opforge.sandbox.host.warm import WarmServer, connect, warm_server
 from tests.command import opforge, opforge_process
@@ -111,7 +111,9 @@ def test_the_same_version_in_a_like_environment_is_let_in(hello, monkeypatch):
 @pytest.mark.parametrize("part", ["opforge", "torch", "python"])
 def test_another_version_is_refused(hello, monkeypatch, part):
     other = replace(hello, version=replace(hello.version, **{part: "9.9"}))
-    with pytest.raises(RefusedError, match=rf"the server has another {part}: .*, and this command has 9\.9; restart"):
+    with pytest.raises(
+        ServerRefusedError, match=rf"the server has another {part}: .*, and this command has 9\.9; restart"
+    ):
         admit_here(other, monkeypatch)
 
 
@@ -129,7 +131,7 @@ def test_an_edited_checkout_is_another_version(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["PYTHONPATH", "TORCH_LOGS", "LD_LIBRARY_PATH", "HOME", "OMP_NUM_THREADS"])
 def test_a_variable_that_has_had_its_effect_must_be_the_same(hello, monkeypatch, name):
-    with pytest.raises(RefusedError, match=rf"was started with {name}=.*, and this command has '/other'"):
+    with pytest.raises(ServerRefusedError, match=rf"was started with {name}=.*, and this command has '/other'"):
         admit_here(replace(hello, environment={**hello.environment, name: "/other"}), monkeypatch)
 
 
@@ -143,9 +145,9 @@ def test_a_run_on_another_kind_of_device_starts_its_own(hello, monkeypatch, path
 
 def test_a_folder_that_its_kernels_could_read_is_refused(hello, monkeypatch):
     folder = str(Path(os.__file__).parent)
-    with pytest.raises(RefusedError, match="could read your working folder"):
+    with pytest.raises(ServerRefusedError, match="could read your working folder"):
         admit_here(replace(hello, folder=folder), monkeypatch)
-    with pytest.raises(RefusedError, match="could read your cache"):
+    with pytest.raises(ServerRefusedError, match="could read your cache"):
         admit_here(replace(hello, cache=folder), monkeypatch)
 
 

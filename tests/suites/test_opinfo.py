@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge.cases import Expect
-from opforge.cases.store import read_table
+from opforge.cases.case_files import read_table
 from opforge.cases.text import parse_arguments
 from opforge.cases.wire import TORCH_DTYPES, decode, json_tree
 from opforge.kernels import Kernel
@@ -26,8 +26,8 @@ from opforge.runtime.operator_schema import schema_of
 from opforge.runtime.proof_files import read_proof_file
 from opforge.runtime.proven_calls import ProvenCalls
 from opforge.suites import SuiteOptions
-from opforge.suites.opinfo.record import record
-from opforge.suites.opinfo.recorder import Recorder, RecordingMode
+from opforge.suites.opinfo.case_recorder import CaseRecorder, RecordingMode
+from opforge.suites.opinfo.record_cases import record
 from opforge.suites.opinfo.suite import OpInfoSuite
 from tests.command import opforge
 from tests.conftest import slow
@@ -160,7 +160,7 @@ def test_contents_of_out_tensors_do_not_depend_on_the_memory_they_got():
     a, b, found = torch.ones(2, 2), torch.ones(2, 2), []
     for garbage in (1.0, 2.0):
         calls = []
-        with RecordingMode(Recorder(calls.append, "cpu")):
+        with RecordingMode(CaseRecorder(calls.append, "cpu")):
             torch.mm(a, b, out=torch.full((8,), garbage)[:4].view(2, 2))
             torch.mul(a[:, :1], b[:, :1], out=a[:, 1:])  # an input lies in the same storage: its contents count
         found.append({call.op: call.storages for call in calls if call.phase == "forward"})
@@ -235,7 +235,7 @@ CRASHING = """
 import ctypes, sys, torch
 from opforge.procs.child import open_messages
 from opforge.suites.opinfo import child, entries
-from opforge.suites.opinfo.recorder import RecordingMode
+from opforge.suites.opinfo.case_recorder import RecordingMode
 
 class Entry:
     def __init__(self, name): self.formatted_name = name
@@ -280,7 +280,7 @@ def test_two_processes_that_start_at_once_record_once(tmp_path, monkeypatch):
     script.write_text(CRASHING.replace('"crash", ', ""))
     code = (
         "import sys\n"
-        "import opforge.suites.opinfo.suite as s; from opforge.suites.opinfo.record import record\n"
+        "import opforge.suites.opinfo.suite as s; from opforge.suites.opinfo.record_cases import record\n"
         "made = []\n"
         "def count(device, slot, draft):\n"
         "    made.append(1)\n"

@@ -173,7 +173,7 @@ def test_stored_contents_reach_the_blob_at_their_places(tmp_path, monkeypatch):
     assert [c.args for c in made.calls] == [f"((T([1], i64, at={at}), {n}), {{}})" for n, at in enumerate((0, 64, 0))]
     trace_file.write_trace(tmp_path / "stored.parquet", made)
     trace_file.write_blob(tmp_path / "stored.parquet", tmp_path / "blob.safetensors")
-    from opforge.cases.store import open_blob
+    from opforge.cases.case_files import open_blob
 
     blob = open_blob(tmp_path / "blob.safetensors")
     assert (blob[0], blob[64], len(blob)) == (1, 1, 128)

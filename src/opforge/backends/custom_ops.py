@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from opforge.backends.base import BackendOptions
 from opforge.kernels import Kernel
-from opforge.kernels.custom import find_custom_ops
+from opforge.kernels.custom_folder import find_custom_ops
 
 
 class CustomOpsBackend:

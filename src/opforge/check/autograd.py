@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from opforge.check import fixes
-from opforge.check.call import OperatorCall, as_dtype
-from opforge.check.compare import format_number, tensor_difference
-from opforge.check.report import KIND_CONTENTS, Finding, Findings, failed, note, skipped
+from opforge.check.differences import format_number, tensor_difference
+from opforge.check.findings import KIND_CONTENTS, Finding, Findings, failed, note, skipped
+from opforge.check.operator_call import OperatorCall, as_dtype
 from opforge.check.subject import Subject, attempt, describe_error
 from opforge.runtime.trees import instances
 

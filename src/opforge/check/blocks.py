@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from opforge.check import fixes
-from opforge.check.call import OperatorCall
-from opforge.check.report import Findings, note, skipped
+from opforge.check.findings import Findings, note, skipped
+from opforge.check.operator_call import OperatorCall
 from opforge.check.subject import Subject, attempt
 
 _TARGET_ELEMENTS = 1 << 20

@@ -33,8 +33,6 @@ from opforge.check.messages import (
     fork_job,
     sent,
 )  # fmt: skip
-from opforge.check.report import KIND_CONTENTS, KIND_ENDED, Finding, Findings, Status, failed, skipped
-from opforge.check.request import CheckRequest
 from opforge.errors import OpforgeError
 from opforge.procs.child import open_messages
 from opforge.procs.child import send as send_to_parent

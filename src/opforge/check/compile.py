@@ -10,9 +10,9 @@ import torch
 from torch import _dynamo as dynamo
 
 from opforge.check import fixes
-from opforge.check.call import OperatorCall, flat_results
-from opforge.check.compare import first_difference
-from opforge.check.report import KIND_CONTENTS, Findings, failed
+from opforge.check.differences import first_difference
+from opforge.check.findings import KIND_CONTENTS, Findings, failed
+from opforge.check.operator_call import OperatorCall, flat_results
 from opforge.check.subject import Subject, attempt, describe_error
 from opforge.frames import is_user_file
 from opforge.sandbox.guest.global_state import seed_generator

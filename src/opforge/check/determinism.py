@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from opforge.check import fixes
-from opforge.check.call import OperatorCall
-from opforge.check.compare import first_difference
-from opforge.check.report import KIND_CONTENTS, Finding, Findings, Status, failed, note
+from opforge.check.differences import first_difference
+from opforge.check.findings import KIND_CONTENTS, Finding, Findings, Status, failed, note
+from opforge.check.operator_call import OperatorCall
 from opforge.check.subject import Subject, describe_error
 
 _REPEATS = 4

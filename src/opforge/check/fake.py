@@ -15,8 +15,8 @@ from torch.fx.experimental.symbolic_shapes import (
 )  # fmt: skip
 
 from opforge.check import fixes
-from opforge.check.call import OperatorCall, describe_tensor, flat_results, layout_variants
-from opforge.check.report import Findings, failed
+from opforge.check.findings import Findings, failed
+from opforge.check.operator_call import OperatorCall, describe_tensor, flat_results, layout_variants
 from opforge.check.subject import Fault, Subject, attempt, describe_error
 from opforge.frames import is_user_file
 

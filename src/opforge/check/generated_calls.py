@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from opforge.check.call import OperatorCall
 from opforge.check.messages import CallPlan
+from opforge.check.operator_call import OperatorCall
 
 MAX_CALLS = 8
 

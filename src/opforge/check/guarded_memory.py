@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opforge.check.call import OperatorCall
+from opforge.check.operator_call import OperatorCall
 from opforge.check.subject import attempt
 
 GUARD_ELEMENTS = 4096

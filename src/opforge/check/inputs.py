@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from opforge.check import fake, generated_calls, guarded_memory
-from opforge.check.call import OperatorCall, to_device
-from opforge.check.compare import first_difference
+from opforge.check.differences import first_difference
 from opforge.check.messages import AcceptedCall, Calling, CallPlan, EveryCallRefused, NoCallAccepted, Send
+from opforge.check.operator_call import OperatorCall, to_device
 from opforge.check.subject import Subject, attempt, describe_error
 from opforge.errors import OpforgeError
 from opforge.imports import run_file

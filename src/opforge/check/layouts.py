@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from opforge.check import fixes
-from opforge.check.call import layout_variants
-from opforge.check.compare import first_difference
-from opforge.check.report import KIND_CONTENTS, Finding, Findings, failed, note, skipped
+from opforge.check.differences import first_difference
+from opforge.check.findings import KIND_CONTENTS, Finding, Findings, failed, note, skipped
+from opforge.check.operator_call import layout_variants
 from opforge.check.subject import Subject, attempt, describe_error
 
 _MAX_CALLS = 4

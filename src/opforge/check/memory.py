@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from opforge.check import fixes, guarded_memory
-from opforge.check.call import OperatorCall, flat_results
-from opforge.check.compare import first_difference
-from opforge.check.report import KIND_MEMORY, Finding, Findings, failed, note, skipped
+from opforge.check.differences import first_difference
+from opforge.check.findings import KIND_MEMORY, Finding, Findings, failed, note, skipped
+from opforge.check.operator_call import OperatorCall, flat_results
 from opforge.check.subject import Fault, Subject, attempt, describe_error
 
 _UNALIGNED_SIZES = (1, 31, 33, 127, 129, 1000, 1025)
@@ -207,7 +207,7 @@ def _check_against_reference(subject: Subject, call: OperatorCall, actual: list[
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _PartialCalls:
     """A call for which, at aligned sizes, a part of the inputs gives that part of the result."""
 
     full_call: OperatorCall
@@ -234,16 +234,16 @@ class _Parts:
         return first_difference([self.narrow(value, size) for value in self.results], actual)
 
 
-def _find_parts(subject: Subject, full_call: OperatorCall, size: int) -> _Parts | None:
+def _find_parts(subject: Subject, full_call: OperatorCall, size: int) -> _PartialCalls | None:
     """Return the parts of a call if, at aligned sizes, they give parts of the result; else None."""
     answer = attempt(subject.run_copy, full_call)
     if isinstance(answer, Exception) or any(torch.is_tensor(v) and size not in v.shape for v in answer):
         return None
-    parts = _Parts(full_call, answer, size, [size // 4, size // 2])
+    parts = _PartialCalls(full_call, answer, size, [size // 4, size // 2])
     return parts if all(parts.describe_difference(subject, part_size) == "" for part_size in parts.aligned) else None
 
 
-def _check_part(subject: Subject, parts: _Parts, size: int) -> Iterator[Fault]:
+def _check_part(subject: Subject, parts: _PartialCalls, size: int) -> Iterator[Fault]:
     if message := parts.describe_difference(subject, size):
         aligned_sizes = " and ".join(map(str, parts.aligned))
         fault = (

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeVar
 
-from opforge.check.report import Finding
+from opforge.check.findings import Finding
 from opforge.procs.forks import ForkJob, ForkResult
 
 

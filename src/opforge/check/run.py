@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from opforge.check import messages
-from opforge.check.report import CheckReport, Finding, OperatorReport, demote_consequences
-from opforge.check.request import CheckOptions, CheckRequest, CheckTarget
+from opforge.check.check_request import CheckOptions, CheckRequest, CheckTarget
+from opforge.check.findings import CheckReport, Finding, OperatorReport, demote_consequences
 from opforge.errors import InternalError, OpforgeError
 from opforge.frames import is_from_opforge
 from opforge.procs import linux

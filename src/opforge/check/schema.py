@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from opforge.check.call import copy_with_layout, flat_results
-from opforge.check.compare import tensor_difference
-from opforge.check.report import KIND_CONTENTS, Finding, Findings, failed, note
+from opforge.check.differences import tensor_difference
+from opforge.check.findings import KIND_CONTENTS, Finding, Findings, failed, note
+from opforge.check.operator_call import copy_with_layout, flat_results
 from opforge.check.subject import Subject
 
 MAX_CALLS = 4

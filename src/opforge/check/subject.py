@@ -11,8 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch._library.custom_ops import OPDEFS
 
-from opforge.check.call import OperatorCall, flat_results, resized
-from opforge.check.compare import first_difference
+from opforge.check.differences import first_difference
+from opforge.check.operator_call import OperatorCall, flat_results, resized
 from opforge.sandbox.guest.global_state import seed_generator
 
 BACKENDS = ("CPU", "CUDA", "XPU", "MPS", "HPU", "PrivateUse1")

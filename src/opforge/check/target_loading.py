@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opforge import cache
-from opforge.check.request import CheckTarget
+from opforge.check.check_request import CheckTarget
 from opforge.errors import InternalError, NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.frames import is_from_opforge, is_from_torch, is_import_system, torch_folder
 from opforge.imports import run_file

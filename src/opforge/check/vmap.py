@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from opforge.check.call import OperatorCall, flat_results, similar_tensor
-from opforge.check.compare import first_difference
-from opforge.check.report import KIND_CONTENTS, Findings, failed, note, skipped
+from opforge.check.differences import first_difference
+from opforge.check.findings import KIND_CONTENTS, Findings, failed, note, skipped
+from opforge.check.operator_call import OperatorCall, flat_results, similar_tensor
 from opforge.check.subject import Subject, attempt, describe_error
 
 _BATCH = 3

@@ -17,8 +17,8 @@ from opforge.errors import OpforgeError
 
 if TYPE_CHECKING:
     from opforge.edge.bindings import Selection
-    from opforge.edge.build import BuiltLibrary, OperatorFolder
-    from opforge.edge.check import CheckReport, CheckRow
+    from opforge.edge.build import EdgeLibrary, OperatorFolder
+    from opforge.edge.check import CheckRow, EdgeCheckReport
     from opforge.edge.run import ProgramOutput
 
 _FORMAT = typer.Option("--format", help="text or json.")
@@ -140,7 +140,7 @@ def select_operators(folder: OperatorFolder, ops: str | None, model: Path | None
     return select_names(folder.entries, words)
 
 
-def _show_built(built: BuiltLibrary) -> None:
+def _show_built(built: EdgeLibrary) -> None:
     how = "cached" if built.cached else f"built in {sum(built.seconds.values()):.1f} s"
     sys.stdout.write(f"{built.library}  {built.bytes} bytes, {built.tool}, {how}\n")
     sys.stdout.write(f"registers  {', '.join(built.operators)} ({built.selection})\n")
@@ -225,7 +225,7 @@ def check(
     return report.exit_code
 
 
-def _lines(report: CheckReport) -> list[str]:
+def _lines(report: EdgeCheckReport) -> list[str]:
     about = ", ".join(f"{name} {number}" for name, number in report.versions.items())
     lines = [f"{report.folder} ({about})", f"operators  {', '.join(report.operators)}"]
     lines += (

@@ -21,7 +21,7 @@ def list_custom_ops(kind: str, root: Path, ops: str, device: str) -> None:
 
 
 def _kernels(root: Path, names: tuple[str, ...]) -> None:
-    from opforge.kernels.custom import find_custom_ops
+    from opforge.kernels.custom_folder import find_custom_ops
 
     custom_ops = find_custom_ops(root)
     for op in custom_ops.select(names or custom_ops.folders):
@@ -37,7 +37,7 @@ def _kernels(root: Path, names: tuple[str, ...]) -> None:
 
 
 def _operators(root: Path, names: tuple[str, ...], device: str) -> None:
-    from opforge.kernels.custom import find_custom_ops
+    from opforge.kernels.custom_folder import find_custom_ops
     from opforge.runs import RunConfig
     from opforge.runs.pipeline import load_cases
     from opforge.suites.custom_ops import CustomOpsSuite

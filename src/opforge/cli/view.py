@@ -22,7 +22,7 @@ def view(
     port: Annotated[int | None, typer.Option(help="The port, 0 for any free one (default: 8484, or any).")] = None,
 ) -> int:
     """Serve the page of a run or a list of runs; it updates while a run is in progress. Press Ctrl-C to stop."""
-    from opforge.reports.page.server import ViewServer
+    from opforge.reports.page.view_server import ViewServer
 
     for ending in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ending, signal.default_int_handler)

@@ -73,7 +73,7 @@ class Definitions(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltLibrary:
+class EdgeLibrary:
     """A library that was built."""
 
     library: Path
@@ -129,7 +129,7 @@ def check_registration(folder: OperatorFolder) -> bool:
 
 def compare_schemas(question: Definitions) -> Message:
     """Import the registration, and compare its schemas with the entries: a step of the child."""
-    from opforge.edge.model import check_schemas, import_definitions
+    from opforge.edge.model_loading import check_schemas, import_definitions
 
     import_definitions(question.file)
     check_schemas(question.entries, question.file.name)
@@ -143,7 +143,7 @@ def build(
     *,
     tool: str = "direct",
     limit_s: float = compiler.COMPILE_LIMIT_S,
-) -> BuiltLibrary:
+) -> EdgeLibrary:
     """Build a folder's library with the selected operators.
 
     ``out`` is the output folder, by default ``build`` in the operator folder.
@@ -159,7 +159,7 @@ def build(
     end = time.perf_counter()
     left_out = tuple(entry.name for entry in folder.entries if entry.name not in generated.operators)
     seconds = {"generate": middle - start, "compile": end - middle}
-    return BuiltLibrary(
+    return EdgeLibrary(
         library, generated.operators, left_out, selection.origin, tool, cached, seconds, library.stat().st_size
     )
 

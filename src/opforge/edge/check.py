@@ -16,7 +16,7 @@ from typing import Any
 from opforge import cache
 from opforge.edge import toolchain
 from opforge.edge.bindings import BindingEntry, BindingError, Selection, custom_operators
-from opforge.edge.build import DEFINITIONS_FILE, MODEL_FILE, BuiltLibrary, OperatorFolder, build, read_folder
+from opforge.edge.build import DEFINITIONS_FILE, MODEL_FILE, EdgeLibrary, OperatorFolder, build, read_folder
 from opforge.edge.child import Message, ask
 from opforge.edge.export import parse_target
 from opforge.edge.run import ProgramJob, ProgramResult, run_programs
@@ -49,7 +49,7 @@ class CheckRow:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckReport:
+class EdgeCheckReport:
     """Result of a check."""
 
     folder: str
@@ -141,7 +141,7 @@ class ResultComparisons(Message):
     runs: tuple[ResultComparison, ...]
 
 
-def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> CheckReport:
+def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> EdgeCheckReport:
     """Check a folder's schemas and exports, build the selected library, and run the programs.
 
     Runs with an operator left out must fail because it is missing.
@@ -185,7 +185,7 @@ def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> 
     timer.lap("compare")
     versions = {"executorch": package.version, "torch": cache.torch_version()}
     unused = tuple(entry.name for entry in folder.entries if entry.name not in used)
-    return CheckReport(
+    return EdgeCheckReport(
         str(path), versions, tuple(used), unused, tool, built.bytes if built else 0, tuple(rows), timer.laps
     )
 
@@ -215,13 +215,13 @@ def prepare_programs(question: FolderQuestion) -> CheckedPrograms:
     """
     import torch
 
-    from opforge.edge import model, model_cases
+    from opforge.edge import model_cases, model_loading
 
     torch.manual_seed(0)
     if question.definitions is not None:
-        model.import_definitions(question.definitions)
-        model.check_schemas(question.entries, question.definitions.name)
-    loaded = model.load_model(question.target)
+        model_loading.import_definitions(question.definitions)
+        model_loading.check_schemas(question.entries, question.definitions.name)
+    loaded = model_loading.load_model(question.target)
     programs = (
         model_cases.export_group(loaded, group, question.entries, question.out / f"{number}.pte")
         for number, group in enumerate(model_cases.case_groups(loaded))
@@ -245,12 +245,12 @@ def _refuse_unbound(folder: OperatorFolder, used: Sequence[str]) -> None:
         )
 
 
-def _library(folder: OperatorFolder, names: Sequence[str], out: Path, tool: str) -> BuiltLibrary | None:
+def _library(folder: OperatorFolder, names: Sequence[str], out: Path, tool: str) -> EdgeLibrary | None:
     """Build a library with the given operators only; None if there are none."""
     return build(folder, Selection(tuple(names), "for the check"), out, tool=tool) if names else None
 
 
-def _jobs(planned: Sequence[tuple[CheckedProgram, PlannedRun]], built: BuiltLibrary | None) -> list[ProgramJob]:
+def _jobs(planned: Sequence[tuple[CheckedProgram, PlannedRun]], built: EdgeLibrary | None) -> list[ProgramJob]:
     libraries = (built.library,) if built else ()
     return [
         ProgramJob(
@@ -295,7 +295,7 @@ class _NegativeRun:
 
     name: str
     left_out: Sequence[str]
-    library: BuiltLibrary | None
+    library: EdgeLibrary | None
     program: CheckedProgram
 
     def job(self) -> ProgramJob:

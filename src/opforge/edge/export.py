@@ -120,7 +120,7 @@ def export_model(
 def export_program(question: ExportRequest) -> ExportResult:
     """Export one model: a step of the child."""
     from opforge.edge.lowering import lower
-    from opforge.edge.model import load_model
+    from opforge.edge.model_loading import load_model
     from opforge.edge.program_inputs import inputs_text
 
     loaded = load_model(question.target)

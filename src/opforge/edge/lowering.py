@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from opforge.edge.bindings import RUNTIME_NAMESPACES
 from opforge.edge.child import user_code
 from opforge.edge.export import DynamicRanges, ExportError
-from opforge.edge.model import LoadedModel
+from opforge.edge.model_loading import ModelToExport
 from opforge.edge.out_variants import out_variant
 from opforge.errors import OpforgeError
 
@@ -41,7 +41,7 @@ class LoweredProgram:
 
 
 def lower(
-    loaded_model: LoadedModel, inputs: tuple[Any, ...], ranges: DynamicRanges, *, xnnpack: bool = False
+    loaded_model: ModelToExport, inputs: tuple[Any, ...], ranges: DynamicRanges, *, xnnpack: bool = False
 ) -> LoweredProgram:
     """Export a model for given inputs and dynamic dimensions; with ``xnnpack``, delegate to it."""
     shapes = loaded_model.dynamic_shapes(ranges, inputs)

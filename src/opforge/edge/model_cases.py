@@ -17,7 +17,13 @@ from opforge.edge.bindings import BindingEntry
 from opforge.edge.check import CheckedProgram, PlannedRun, ResultComparison
 from opforge.edge.child import user_code
 from opforge.edge.export import DynamicRanges
-from opforge.edge.model import LoadedModel, ModelLoadError, call_user_function, order_inputs, refuse_decomposed
+from opforge.edge.model_loading import (
+    ModelLoadError,
+    ModelToExport,
+    call_user_function,
+    order_inputs,
+    refuse_decomposed,
+)
 from opforge.edge.program_inputs import flatten, inputs_text, load_values, save_tensors
 from opforge.errors import OpforgeError
 
@@ -35,7 +41,7 @@ class CaseGroup:
     inputs: tuple[Inputs, ...]
 
 
-def _listed_cases(loaded_model: LoadedModel) -> list[Inputs]:
+def _listed_cases(loaded_model: ModelToExport) -> list[Inputs]:
     """Return the inputs that ``cases()`` in the model's file lists, or else its only inputs."""
     listed = getattr(loaded_model.module, "cases", None)
     if listed is None:
@@ -48,7 +54,7 @@ def _listed_cases(loaded_model: LoadedModel) -> list[Inputs]:
     return [order_inputs(loaded_model.model, case) for case in result]
 
 
-def _dynamic_ranges(loaded_model: LoadedModel) -> DynamicRanges:
+def _dynamic_ranges(loaded_model: ModelToExport) -> DynamicRanges:
     """Return the ranges that ``dynamic()`` in the model's file gives.
 
     They hold the minimum and maximum size for each input and dimension.
@@ -75,7 +81,7 @@ def _dynamic_ranges(loaded_model: LoadedModel) -> DynamicRanges:
     return ranges
 
 
-def case_groups(loaded_model: LoadedModel) -> list[CaseGroup]:
+def case_groups(loaded_model: ModelToExport) -> list[CaseGroup]:
     """Return the programs to export: one for each case, and the dynamic ones.
 
     There is a dynamic program for each rank and dtype that fits the ranges.
@@ -126,7 +132,7 @@ def _resized_case(names: list[str], case: Inputs, ranges: DynamicRanges, end: in
 
 
 def export_group(
-    loaded_model: LoadedModel, group: CaseGroup, entries: Sequence[BindingEntry], path: Path
+    loaded_model: ModelToExport, group: CaseGroup, entries: Sequence[BindingEntry], path: Path
 ) -> CheckedProgram:
     """Export the program of a group to a file, and save the inputs and expected results of its runs."""
     from opforge.edge.lowering import lower  # takes seconds to import
@@ -143,7 +149,7 @@ def export_group(
     return CheckedProgram(group.kind, example, path, lowered.operators, runs)
 
 
-def _planned_run(loaded_model: LoadedModel, case: Inputs, folder: Path) -> PlannedRun:
+def _planned_run(loaded_model: ModelToExport, case: Inputs, folder: Path) -> PlannedRun:
     """Save the inputs of a run and its expected results."""
     folder.mkdir()
     expected, exact = _reference_results(loaded_model.model, case)
@@ -185,7 +191,7 @@ def compare_run(run: PlannedRun) -> ResultComparison:
 
     The tolerance comes from eager PyTorch's own error against float64.
     """
-    from opforge.models.compare import compare
+    from opforge.models.tensor_comparison import compare
 
     expected = load_values(run.folder / "expected.safetensors", run.expected)
     exact: list[Any] = [None] * len(expected)

@@ -24,8 +24,8 @@ from opforge.generate.provider import Provider
 from opforge.generate.tasks import Task, aten_tasks, custom_tasks
 from opforge.generate.transcript import RecordingProvider
 from opforge.kernels import Kernel
-from opforge.kernels.custom import find_custom_ops
-from opforge.runs.generation import GenerationContext
+from opforge.kernels.custom_folder import find_custom_ops
+from opforge.runs.generation_context import GenerationContext
 from opforge.suites.custom_ops import CustomOpsSuite
 
 REJECTED_FOLDER = "rejected_kernels"

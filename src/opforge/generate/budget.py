@@ -25,7 +25,7 @@ from opforge.generate.journal import GenerationSummary, Journal
 from opforge.generate.prices import Prices, max_input_tokens
 from opforge.generate.provider import Provider, ProviderError, Reply, Request, Spent, Usage, silent
 from opforge.kernels.proof import proof_path
-from opforge.runs.generation import GenerationContext
+from opforge.runs.generation_context import GenerationContext
 
 
 class BudgetSpentError(OpforgeError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from opforge.cache import write_atomically
-from opforge.kernels.custom import CustomFolder
+from opforge.kernels.custom_folder import CustomFolder
 from opforge.kernels.source import imported_modules
 
 

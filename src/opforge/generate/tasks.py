@@ -13,7 +13,7 @@ from opforge.cases import Case, Phase
 from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.generate.companion_files import CompanionFiles
 from opforge.kernels import Kernel, ServedOperator
-from opforge.kernels.custom import CustomFolder, CustomOps
+from opforge.kernels.custom_folder import CustomFolder, CustomOps
 from opforge.kernels.native import is_native
 from opforge.kernels.source import digest
 from opforge.ops import Operator, table

@@ -55,7 +55,7 @@ class CallCounts:
         self.fallbacks[reason if known else _OTHER_REASONS] += 1
 
 
-class _Inside(threading.local):
+class _InsideKernel(threading.local):
     """Whether this thread is inside a kernel."""
 
     now = False
@@ -67,7 +67,7 @@ class Installation:
     def __init__(self, device: str = "cpu") -> None:
         self._key = dispatch_key(device)
         self._library = torch.library.Library("aten", "IMPL")
-        self._inside = _Inside()
+        self._inside = _InsideKernel()
         self._kernels: dict[str, str] = {}
         self.counts: dict[tuple[str, str], CallCounts] = {}
         """Counts by kernel and operator."""

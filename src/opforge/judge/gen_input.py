@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from opforge.cases import Case, Device, Dtype, Layout, MemoryFormat, Phase, TensorSpec, Value
-from opforge.cases.store import BlobWriter
+from opforge.cases.case_files import BlobWriter
 from opforge.cases.text import format_arguments
 from opforge.cases.values import DTYPES, LAYOUTS, contiguous_strides
 from opforge.cases.wire import json_tree

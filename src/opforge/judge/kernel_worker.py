@@ -28,7 +28,7 @@ from opforge.sandbox.guard.confinement import Confinement
 from opforge.sandbox.guest.worker import CASE_COUNTER
 from opforge.sandbox.host.client import Spawner
 from opforge.sandbox.host.reply import CallReply, results_end
-from opforge.sandbox.host.request import Request
+from opforge.sandbox.host.request import WorkerRequest
 
 _FIXED_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MAX_TIMEOUTS = 3
@@ -125,16 +125,16 @@ class KernelWorker:
             os.close(fd)
         theirs.close()
 
-    def ask(self, request: Request | dict[str, Any], *, timeout_s: float | None = None, cases: int = 1) -> Any:
+    def ask(self, request: WorkerRequest | dict[str, Any], *, timeout_s: float | None = None, cases: int = 1) -> Any:
         """Send a request about ``cases`` cases and wait for its answer."""
         self.begin(request)
         return self.answer(timeout_s=timeout_s, cases=cases)
 
-    def begin(self, request: Request | dict[str, Any]) -> None:
+    def begin(self, request: WorkerRequest | dict[str, Any]) -> None:
         """Send a request; a dead worker is noticed when its answer is awaited."""
         CASE_COUNTER.pack_into(self.arena, 0, 0)
         try:
-            wire = request.wire() if isinstance(request, Request) else request
+            wire = request.wire() if isinstance(request, WorkerRequest) else request
             self._channel.send(wire, timeout_s=self._config.timeout_s)
         except ChannelClosedError:
             return

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from opforge.cases.case import Expect, Phase
-from opforge.cases.store import open_blob
+from opforge.cases.case_files import open_blob
 from opforge.cases.tensors import Bytes
 from opforge.cases.variant_shapes import LARGE_VARIANT_NAMES
 from opforge.errors import CaseSyntaxError

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from opforge.models.compare import Magnitude, TensorComparison, compare, error_of, float64_disagrees
 from opforge.models.model_process import ModelProcess, ModelProcessError
+from opforge.models.tensor_comparison import Magnitude, TensorComparison, compare, error_of, float64_disagrees
 
 _PERTURBATION_SEEDS = range(1, 9)
 """Seeds of the perturbations of weights and inputs, to measure ATen's own error several times."""

@@ -23,7 +23,11 @@ from opforge.sandbox.host import system_check
 from opforge.sandbox.host.client import ForkServerHandle
 from opforge.traces.targets import Settings
 
-MODEL_ROLES = {**ROLES, "model": "opforge.models.worker:serve", "model_judge": "opforge.models.judge_process:serve"}
+MODEL_ROLES = {
+    **ROLES,
+    "model": "opforge.models.model_worker:serve",
+    "model_judge": "opforge.models.judge_process:serve",
+}
 
 StatusCallback = Callable[[str], None]
 

@@ -15,10 +15,10 @@ from opforge.judge.verdict import RejectedError, VerdictKind
 from opforge.judge.worker_folders import WorkerFolders
 from opforge.models import bisect
 from opforge.models.baseline import Baseline, run_baseline
-from opforge.models.compare import TensorComparison
 from opforge.models.first_wrong_call import WrongCallFinder, WrongCallReport
 from opforge.models.job import ModelJob, ModelKernel
-from opforge.models.model_process import CallCounts, ModelProcess, ModelProcessError
+from opforge.models.model_process import ModelProcess, ModelProcessError, ReportedCalls
+from opforge.models.tensor_comparison import TensorComparison
 from opforge.models.timing import measure_speedup, profile_kernels
 from opforge.procs.channel import Channel
 from opforge.sandbox.host.client import Spawner
@@ -40,7 +40,7 @@ class TrialResult:
     prime_suspect: str = ""
     """The kernel that was running when the process died, as reported by the process."""
     comparisons: list[TensorComparison] = field(default_factory=list)
-    call_counts: list[CallCounts] = field(default_factory=list)
+    call_counts: list[ReportedCalls] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -181,7 +181,7 @@ class ModelJudge:
         return trial
 
     def _measure_times(
-        self, process: ModelProcess, aten: ModelProcess, call_counts: list[CallCounts]
+        self, process: ModelProcess, aten: ModelProcess, call_counts: list[ReportedCalls]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         self._send_status("timing the model with kernels and without")
         times = measure_speedup(process, aten)
@@ -243,7 +243,7 @@ class ModelJudge:
         self._channel.send({"doing": message})
 
 
-def _failed_trial(error: ModelProcessError, call_counts: list[CallCounts]) -> TrialResult:
+def _failed_trial(error: ModelProcessError, call_counts: list[ReportedCalls]) -> TrialResult:
     """Return the trial of a process that died or raised, with the responsible kernel if known."""
     raised = next((t for t in call_counts if t.raised), None)
     if raised is not None and error.kind is VerdictKind.ERROR:

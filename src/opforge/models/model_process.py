@@ -34,7 +34,7 @@ class ModelProcessError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class CallCounts:
+class ReportedCalls:
     """The calls of a kernel for one operator in a run."""
 
     kernel: str
@@ -64,7 +64,7 @@ class ModelProcess:
     breaches: list[str] = field(default_factory=list)
     """Forbidden things done or tried in the process."""
     results: dict[str, ResultInfo] = field(default_factory=dict)
-    call_counts: list[CallCounts] = field(default_factory=list)
+    call_counts: list[ReportedCalls] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -161,11 +161,11 @@ class ModelProcess:
         self.worker.close()
 
 
-def _parse_call_counts(rows: Any) -> Iterator[CallCounts]:
+def _parse_call_counts(rows: Any) -> Iterator[ReportedCalls]:
     for row in rows if isinstance(rows, list) else []:
         if isinstance(row, list) and len(row) == 5 and isinstance(row[2], int) and isinstance(row[3], dict):
             fallbacks = {str(reason)[:_MAX_TEXT_CHARS]: n for reason, n in row[3].items() if isinstance(n, int)}
-            yield CallCounts(str(row[0]), str(row[1]), row[2], fallbacks, str(row[4])[:_MAX_TEXT_CHARS])
+            yield ReportedCalls(str(row[0]), str(row[1]), row[2], fallbacks, str(row[4])[:_MAX_TEXT_CHARS])
 
 
 def _parse_reasons(reasons: Any) -> dict[str, str]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from opforge.reports import junit
 from opforge.reports.escape import markdown_code, one_line
 from opforge.reports.speed_text import ratio_text
-from opforge.runs.compare.comparison import CaseChange, ChangeKind, Comparison, Difference
+from opforge.runs.compare.comparison import CaseChange, ChangeKind, Difference, RunComparison
 from opforge.runs.compare.compatible import describe_suite, device_name
 from opforge.runs.compare.significance import FALSE_ALARM
 from opforge.runs.speed import Ratio
@@ -35,7 +35,7 @@ _SCORE_TITLES = {
 }
 
 
-def print_comparison(console: Console, comparison: Comparison, max_slowdown: float | None) -> None:
+def print_comparison(console: Console, comparison: RunComparison, max_slowdown: float | None) -> None:
     """Print a comparison."""
     before, after = comparison.paths
     console.print(f"{escape(after)} against {escape(before)}: {escape(_suite_and_device(comparison))}", soft_wrap=True)
@@ -59,7 +59,7 @@ def regression_text(max_slowdown: float | None) -> str:
     return f"wrong, missing or significantly more than {max_slowdown * 100:g} % slower"
 
 
-def regression_verdict(comparison: Comparison, max_slowdown: float | None) -> str:
+def regression_verdict(comparison: RunComparison, max_slowdown: float | None) -> str:
     """Return whether there is a regression, and where."""
     worse = comparison.regressions(max_slowdown)
     if not worse:
@@ -67,7 +67,7 @@ def regression_verdict(comparison: Comparison, max_slowdown: float | None) -> st
     return f"regression ({regression_text(max_slowdown)}): {', '.join(one_line(d.unit) for d in worse)}"
 
 
-def _table(comparison: Comparison) -> Table:
+def _table(comparison: RunComparison) -> Table:
     table = Table(box=None, pad_edge=False)
     for title in ("", comparison.unit_noun.removesuffix("s"), "before", "after", "change of speed"):
         table.add_column(title, overflow="fold")
@@ -103,12 +103,12 @@ def _direction(c: CaseChange) -> str:
     return "slower" if c.change.value < 1 else "faster"
 
 
-def _suite_and_device(comparison: Comparison) -> str:
+def _suite_and_device(comparison: RunComparison) -> str:
     manifest = comparison.manifests[0]
     return f"{describe_suite(manifest)}; {device_name(manifest)}"
 
 
-def _notes(comparison: Comparison) -> Iterator[str]:
+def _notes(comparison: RunComparison) -> Iterator[str]:
     """Yield how much the comparison can show, and what else has changed."""
     yield _counts(comparison)
     yield from (f"{name} {text}" for name, text in _scores(comparison))
@@ -123,13 +123,13 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     yield from (f"note: {one_line(remark)}" for remark in comparison.remarks)
 
 
-def _counts(comparison: Comparison) -> str:
+def _counts(comparison: RunComparison) -> str:
     counts = [f"{len(comparison.of_kind(b))} {_WORDS[b]}" for b in ChangeKind if comparison.of_kind(b)]
     changes = ", ".join(counts) or "no significant change"
     return f"{comparison.units} {comparison.unit_noun} in either run: {changes}"
 
 
-def _noise(comparison: Comparison) -> str:
+def _noise(comparison: RunComparison) -> str:
     noise = comparison.noise["operators"]
     basis = (
         f"estimated from {noise.control_count} unchanged {comparison.unit_noun}"
@@ -142,7 +142,7 @@ def _noise(comparison: Comparison) -> str:
     )
 
 
-def _scores(comparison: Comparison) -> Iterator[tuple[str, str]]:
+def _scores(comparison: RunComparison) -> Iterator[tuple[str, str]]:
     before, after = comparison.scores
     for name, title in _SCORE_TITLES.items():
         if before.get(name) is not None and after.get(name) is not None:
@@ -154,7 +154,7 @@ def _score(scores: dict[str, Any], name: str) -> str:
     return f"{scores[name]:.4f}" + ("" if interval is None else f" [{interval[0]:.4f}, {interval[1]:.4f}]")
 
 
-def markdown(comparison: Comparison, max_slowdown: float | None) -> str:
+def markdown(comparison: RunComparison, max_slowdown: float | None) -> str:
     """Return a comparison for a pull request."""
     worse = comparison.regressions(max_slowdown)
     head = (
@@ -190,7 +190,7 @@ def markdown(comparison: Comparison, max_slowdown: float | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_json(comparison: Comparison, max_slowdown: float | None) -> dict[str, Any]:
+def as_json(comparison: RunComparison, max_slowdown: float | None) -> dict[str, Any]:
     """Return a comparison as data."""
     before, after = comparison.manifests
     return {
@@ -248,7 +248,7 @@ def _ratio(ratio: Ratio) -> dict[str, float]:
     return {"value": ratio.value, "low": ratio.low, "high": ratio.high}
 
 
-def as_junit(comparison: Comparison, max_slowdown: float | None) -> Iterator[str]:
+def as_junit(comparison: RunComparison, max_slowdown: float | None) -> Iterator[str]:
     """Yield a comparison as JUnit: one test for the whole, and one for each change.
 
     The test of a change fails if it is a regression.

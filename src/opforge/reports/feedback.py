@@ -13,7 +13,7 @@ from typing import Any
 from opforge.reports.speed_text import operator_fields
 from opforge.runs.rows import ResultRow
 from opforge.runs.score import Summary
-from opforge.runs.speed import TimedCase
+from opforge.runs.speed import CaseSpeed
 
 _MAX_FAILURE_GROUPS = 40
 _MAX_CASES_PER_GROUP = 3
@@ -56,7 +56,7 @@ def feedback(summary: Summary, rows: Iterable[ResultRow]) -> dict[str, Any]:
         if row.verdict != "passed" and row.op not in declined:
             key = row.op, row.verdict, _NUMBERS.sub("#", row.reason)
             groups.setdefault(key, _Group(*key)).add(row)
-        elif (time := TimedCase.from_row(row)) is not None:
+        elif (time := CaseSpeed.from_row(row)) is not None:
             times = sorted([*times, _time(row, time)], key=lambda t: t["speedup"])[:_MAX_SHOWN_TIMES]
     order = sorted(groups.values(), key=lambda g: (g.reason.startswith("not run"), -g.count, g.op))
     return {
@@ -111,7 +111,7 @@ def _worst_first_key(case: Mapping[str, Any]) -> tuple[float, int]:
     return (-excess if excess == excess else float("-inf"), len(case["case"]))  # noqa: PLR0124  # NaN is the worst
 
 
-def _time(row: ResultRow, time: TimedCase) -> dict[str, Any]:
+def _time(row: ResultRow, time: CaseSpeed) -> dict[str, Any]:
     return {
         "op": row.op,
         "case": row.case,

@@ -28,7 +28,7 @@ from opforge.runs.config import RunConfig
 from opforge.runs.execute.judge_pool import confinement_settings, start_server
 from opforge.runs.execute.service import JudgingService
 from opforge.runs.executors import Executor, Work
-from opforge.runs.generation import GenerationContext, KernelGenerator
+from opforge.runs.generation_context import GenerationContext, KernelGenerator
 from opforge.runs.input_generators import case_maker
 from opforge.runs.manifest import Machine, Manifest, PlannedKernel, PlanRecord, ProofsRecord, WeakOperators
 from opforge.runs.plan import Job, Plan, load_suite, make_plan, selected_ops

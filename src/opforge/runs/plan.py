@@ -13,7 +13,7 @@ from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels import Kernel
 from opforge.ops import table
 from opforge.runs.config import RunConfig
-from opforge.runs.generation import KernelGenerator
+from opforge.runs.generation_context import KernelGenerator
 from opforge.runs.rows import VerdictKey
 from opforge.suites import LoadedSuite, Suite, SuiteOptions
 from opforge.suites.base import MakeCases, Progress

@@ -13,7 +13,7 @@ from opforge.cases import Phase
 from opforge.judge.verdict import PYTORCH_DEFECT, REFERENCE_DEFECT, VerdictKind
 from opforge.runs.manifest import Manifest
 from opforge.runs.rows import ResultRow
-from opforge.runs.speed import PerfAtP, Ratio, TimedCase, geomean
+from opforge.runs.speed import CaseSpeed, PerfAtP, Ratio, geomean
 
 PERF_AT_P_THRESHOLDS = (0.8, 1.0, 1.2, 1.5, 2.0)
 """Speedups at which perf@p is always reported, besides the requested one."""
@@ -36,7 +36,7 @@ class OperatorTally:
     """Cases that passed because the kernel raised where ATen does."""
     performance_cases: int = 0
     """Cases meant to be timed, whatever their verdict."""
-    times: list[TimedCase] = field(default_factory=list)
+    times: list[CaseSpeed] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)
     """The ATen calls of the kernel in one case."""
     tolerated: int = 0
@@ -80,12 +80,12 @@ class OperatorTally:
         return declined > 0 and declined + self.raised == self.total
 
     @property
-    def scored_times(self) -> list[TimedCase]:
+    def scored_times(self) -> list[CaseSpeed]:
         """Return the times that count: kernel correct, no alarm, not launch-bound."""
         return [t for t in self.times if t.is_scored] if self.is_correct else []
 
     @property
-    def launch_bound_times(self) -> list[TimedCase]:
+    def launch_bound_times(self) -> list[CaseSpeed]:
         """Return the launch-bound times of a correct kernel, which are scored separately."""
         return [t for t in self.times if t.launch_bound and not t.alarm] if self.is_correct else []
 
@@ -95,7 +95,7 @@ class OperatorTally:
         return 0 < self.performance_cases == len(self.launch_bound_times)
 
     @property
-    def alarms(self) -> list[TimedCase]:
+    def alarms(self) -> list[CaseSpeed]:
         return [t for t in self.times if t.alarm]
 
     @property
@@ -189,7 +189,7 @@ class Summary:
         tally.tolerated += row.tolerated
         tally.calls = tally.calls or row.calls
         tally.aten_bugs.update(note for note in row.notes if PYTORCH_DEFECT in note or REFERENCE_DEFECT in note)
-        timed = TimedCase.from_row(row)
+        timed = CaseSpeed.from_row(row)
         tally.performance_cases += timed is not None or row.phase == Phase.PERFORMANCE
         if timed is not None:
             tally.times.append(timed)
@@ -312,7 +312,7 @@ class Summary:
         return None if share is None else share.value
 
     @property
-    def alarms(self) -> list[tuple[OperatorTally, TimedCase]]:
+    def alarms(self) -> list[tuple[OperatorTally, CaseSpeed]]:
         """Return the cases measured faster than the speed of light, of correct kernels or not."""
         return [(tally, timed) for _, tally in sorted(self.operators.items()) for timed in tally.alarms]
 

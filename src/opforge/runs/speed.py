@@ -27,7 +27,7 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class TimedCase:
+class CaseSpeed:
     """One timed case, read from a line of the results. Lines of older runs have only speedups."""
 
     speed: Ratio
@@ -54,7 +54,7 @@ class TimedCase:
         return not self.alarm and not self.launch_bound
 
     @classmethod
-    def from_row(cls, row: ResultRow) -> TimedCase | None:
+    def from_row(cls, row: ResultRow) -> CaseSpeed | None:
         """Return the times in a line; None if nothing was timed."""
         headline = row.headline
         if headline is None:

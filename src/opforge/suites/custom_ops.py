@@ -10,7 +10,7 @@ from typing import Any
 
 from opforge.cases import Case, Expect, Phase
 from opforge.errors import InternalError
-from opforge.kernels.custom import GEN_INPUT, CustomFolder, CustomOps, find_custom_ops
+from opforge.kernels.custom_folder import GEN_INPUT, CustomFolder, CustomOps, find_custom_ops
 from opforge.kernels.source import digest
 from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, no_progress
 

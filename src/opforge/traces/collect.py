@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from opforge.cases.store import BlobWriter
+from opforge.cases.case_files import BlobWriter
 from opforge.traces.stream import OFFSET_PLACEHOLDER, NewCall, split_contents
 from opforge.traces.trace_file import CallCount, Trace, TracedCall
 

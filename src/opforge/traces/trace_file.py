@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opforge.cases.store import BlobWriter
+from opforge.cases.case_files import BlobWriter
 from opforge.errors import OpforgeError
 
 FORMAT_VERSION = 1

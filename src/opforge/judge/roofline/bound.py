@@ -23,8 +23,8 @@ from opforge.judge.roofline.formulas import (
     zero_work,
 )
 from opforge.judge.roofline.matrix_formulas import attention
-from opforge.judge.roofline.memory import distinct_bytes
 from opforge.judge.roofline.peaks import Peaks
+from opforge.judge.roofline.tensor_memory import distinct_bytes
 from opforge.ops import Operator, table
 from opforge.ops.undefined import UNDEFINED_CONTENTS
 

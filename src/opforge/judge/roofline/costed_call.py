@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opforge.judge.roofline.arithmetic import ArithmeticKind
-from opforge.judge.roofline.memory import distinct_bytes, storage_id
+from opforge.judge.roofline.tensor_memory import distinct_bytes, storage_id
 from opforge.ops import Operator, SchemaKind
 from opforge.runtime.trees import instances
 

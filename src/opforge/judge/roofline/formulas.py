@@ -10,7 +10,7 @@ import torch
 
 from opforge.judge.roofline.arithmetic import ArithmeticKind
 from opforge.judge.roofline.costed_call import CostedCall, bytes_of_elements, has_nan
-from opforge.judge.roofline.memory import distinct_bytes, distinct_elements
+from opforge.judge.roofline.tensor_memory import distinct_bytes, distinct_elements
 from opforge.ops.undefined import UNDEFINED_CONTENTS
 
 

@@ -9,7 +9,7 @@ import torch
 
 from opforge.judge.roofline.costed_call import CostedCall, matmul_kind, real_flops
 from opforge.judge.roofline.formulas import CallWork, Formula, argument_bytes, default_work, read_arguments, writes_all
-from opforge.judge.roofline.memory import distinct_elements
+from opforge.judge.roofline.tensor_memory import distinct_elements
 
 _MAX_FLOPS_REDUCTION = 2
 """Factor by which a clever product may take fewer operations than are counted.

@@ -47,7 +47,7 @@ from opforge.sandbox.host.reply import (
     raised_text,
     reply_fields,
 )
-from opforge.sandbox.host.request import AllocateRequest, Request, ResultRequest, TimedCase
+from opforge.sandbox.host.request import AllocateRequest, ResultRequest, TimedCase, WorkerRequest
 
 _BUDGET_S = 1.0
 _ROUNDS_PER_CLOCK_SAMPLE = 4
@@ -143,7 +143,7 @@ class Side:
     is_kernel: bool
     has_calls: bool = False
 
-    def ask(self, request: Request | dict[str, Any], calls: int = 1) -> dict[str, Any]:
+    def ask(self, request: WorkerRequest | dict[str, Any], calls: int = 1) -> dict[str, Any]:
         """Send the worker a request for ``calls`` calls and return its answer."""
         self.worker.begin(request)
         return self.answer(calls)
@@ -352,7 +352,7 @@ class GpuRace:
                 return replies
             self._use_call_times(f"it cannot be captured as a CUDA graph: {failure}")
 
-    def _both(self, request: Request | dict[str, Any], calls: int = 1) -> list[dict[str, Any]]:
+    def _both(self, request: WorkerRequest | dict[str, Any], calls: int = 1) -> list[dict[str, Any]]:
         """Send both sides an untimed request at the same time and return the replies."""
         for side in self._sides:
             side.worker.resume()

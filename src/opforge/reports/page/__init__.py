@@ -7,8 +7,8 @@ from pathlib import Path
 from opforge.cache import write_atomically
 from opforge.reports.page.case_data import CaseData
 from opforge.reports.page.content import run_page_data, run_state
+from opforge.reports.page.kernel_sources import Sources
 from opforge.reports.page.render import render_page
-from opforge.reports.page.sources import Sources
 from opforge.runs.manifest import Manifest
 from opforge.runs.score import Summary
 from opforge.runs.store import is_locked, read_rows

@@ -14,7 +14,7 @@ from typing import Any
 from opforge.judge.verdict import VerdictKind
 from opforge.reports import speed_text
 from opforge.reports.page.case_data import CaseData
-from opforge.reports.page.sources import kernel_rows
+from opforge.reports.page.kernel_sources import kernel_rows
 from opforge.runs.manifest import Manifest
 from opforge.runs.score import PERF_AT_P_THRESHOLDS, OperatorTally, Summary
 

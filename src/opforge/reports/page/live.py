@@ -9,7 +9,7 @@ from typing import Any
 from opforge.errors import RunDirectoryError
 from opforge.reports.page.case_data import CaseData
 from opforge.reports.page.content import FINISHED, INTERRUPTED, RUNNING, run_page_data, run_state
-from opforge.reports.page.sources import Sources
+from opforge.reports.page.kernel_sources import Sources
 from opforge.runs.manifest import Manifest
 from opforge.runs.score import Summary
 from opforge.runs.store import MANIFEST, RESULTS, is_locked, read_manifest, read_rows

@@ -17,7 +17,7 @@ from opforge.runs.compare.significance import Noise
 from opforge.runs.manifest import Manifest
 from opforge.runs.rows import ResultRow
 from opforge.runs.score import OperatorTally, Summary
-from opforge.runs.speed import Ratio, TimedCase, divide, geomean
+from opforge.runs.speed import CaseSpeed, Ratio, divide, geomean
 from opforge.runs.store import read_rows
 
 CaseKey = tuple[str, str]
@@ -92,7 +92,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """The comparison of two runs."""
 
     paths: tuple[str, str]
@@ -136,7 +136,7 @@ class RunData:
     manifest: Manifest
     summary: Summary
     failures: dict[str, dict[CaseKey, tuple[str, str, str]]] = field(default_factory=dict)
-    times: dict[str, dict[CaseKey, tuple[str, TimedCase]]] = field(default_factory=dict)
+    times: dict[str, dict[CaseKey, tuple[str, CaseSpeed]]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> RunData:
@@ -152,7 +152,7 @@ class RunData:
         key = row.id, row.phase
         if row.verdict != VerdictKind.PASSED:
             self.failures.setdefault(unit, {})[key] = row.verdict, row.reason, row.case
-        timed = TimedCase.from_row(row)
+        timed = CaseSpeed.from_row(row)
         if timed is not None and not timed.alarm:
             self.times.setdefault(unit, {})[key] = row.case, timed
 
@@ -177,7 +177,7 @@ class SpeedChanges:
     largest_control_change: tuple[str, Ratio] | None
 
 
-def compare(before: Path, after: Path, *, report_unchanged: bool = False) -> Comparison:
+def compare(before: Path, after: Path, *, report_unchanged: bool = False) -> RunComparison:
     """Compare a run with an earlier one; raises IncomparableError if they are not comparable.
 
     Kernels with the same source in both runs are used to estimate noise. They are not reported as
@@ -190,7 +190,7 @@ def compare(before: Path, after: Path, *, report_unchanged: bool = False) -> Com
     raced = speed_changes(old, new, same, report_unchanged=report_unchanged)
     units = sorted({*old.tallies, *new.tallies})
     changes = (_difference(unit, old, new, unit in same, raced.speeds.get(unit)) for unit in units)
-    return Comparison(
+    return RunComparison(
         (str(before), str(after)),
         (old.manifest, new.manifest),
         (old.summary.scores(), new.summary.scores()),
@@ -275,7 +275,7 @@ def speed_changes(before: RunData, after: RunData, same: frozenset[str], *, repo
     return SpeedChanges(speeds, noise, tests, moved)
 
 
-def _pairs(unit: str, old: RunData, new: RunData) -> Iterator[tuple[str, TimedCase, TimedCase]]:
+def _pairs(unit: str, old: RunData, new: RunData) -> Iterator[tuple[str, CaseSpeed, CaseSpeed]]:
     """Yield the cases of an operator timed in both runs by the same method, with both times."""
     tallies = [side.tallies.get(unit) for side in (old, new)]
     if not all(tally is not None and tally.is_correct for tally in tallies):
@@ -286,14 +286,14 @@ def _pairs(unit: str, old: RunData, new: RunData) -> Iterator[tuple[str, TimedCa
             yield case, before, after
 
 
-def _kind(pairs: Mapping[str, list[tuple[str, TimedCase, TimedCase]]]) -> str:
+def _kind(pairs: Mapping[str, list[tuple[str, CaseSpeed, CaseSpeed]]]) -> str:
     """Return the kind of the times: ``device`` if all are device times, else ``call``."""
     of_device = [before.is_device_time for unit_pairs in pairs.values() for _, before, _ in unit_pairs]
     return "device" if of_device and all(of_device) else "call"
 
 
 def _speed_change(
-    pairs: list[tuple[str, TimedCase, TimedCase]],
+    pairs: list[tuple[str, CaseSpeed, CaseSpeed]],
     changes: list[Ratio],
     mean: Ratio,
     noise: Mapping[str, Noise],

@@ -77,7 +77,7 @@ def device_settings(device: str) -> dict[str, str]:
 
 
 @dataclass
-class _Task:
+class _QueuedJob:
     """A queued or running job: its remaining cases and its batch size."""
 
     job: Job
@@ -89,7 +89,7 @@ class _Task:
     batch: int = _BATCH
     plain_case_ids: frozenset[str] = frozenset()
     """Cases judged without hostile variants, because ATen itself crashed or hung on one of them."""
-    suspect_task: _Task | None = None
+    suspect_task: _QueuedJob | None = None
     """On a task that runs a case with ATen alone: the task whose judge was lost on that case."""
     judge_ending: str = ""
     """How that judge ended."""
@@ -102,7 +102,7 @@ class _Task:
     def key(self, op: str, case_id: str, phase: str) -> VerdictKey:
         return (self.job.kernel.name, op, case_id, phase)
 
-    def rest(self, batch: int, plain: frozenset[str]) -> _Task | None:
+    def rest(self, batch: int, plain: frozenset[str]) -> _QueuedJob | None:
         parts = [
             OperatorCases(p.op, p.required, [c for c in p.cases if self.key(p.op, c.id, c.phase) in self.pending])
             for p in self.job.operators
@@ -126,7 +126,7 @@ class _Task:
         positions = ((p, i, self.key(p.op, c.id, c.phase)) for p in self.job.operators for i, c in enumerate(p.cases))
         return next((part, number) for part, number, candidate in positions if candidate == key)
 
-    def aten_alone(self, lost: str) -> _Task:
+    def aten_alone(self, lost: str) -> _QueuedJob:
         """Return a task that runs a lost judge's case with ATen alone, in the same variants."""
         part, number = self._first
         job = replace(self.job, operators=(replace(part, cases=[part.cases[number]]),))
@@ -153,7 +153,7 @@ class _JudgeProcess:
     channel: Channel
     is_timed: bool = False
     state: _TimingState = _TimingState.NONE
-    task: _Task | None = None
+    task: _QueuedJob | None = None
     last_heard_s: float = 0.0
     gpu: str = ""
     """The one GPU visible to it, if there are several."""
@@ -206,8 +206,8 @@ class JudgePool:
         self._emit = emit
         self._selector = selectors.DefaultSelector()
         self._judges: list[_JudgeProcess] = []
-        self._tasks: deque[_Task] = deque()
-        self._timed_tasks: deque[_Task] = deque()
+        self._tasks: deque[_QueuedJob] = deque()
+        self._timed_tasks: deque[_QueuedJob] = deque()
         self._blobs: dict[str, str] = {}
 
     @property
@@ -249,7 +249,7 @@ class JudgePool:
 
         Races run before other queued tasks, once the running tasks have ended.
         """
-        task = _Task(job.in_phase(phase), emit, on_done, is_timed=phase is Phase.PERFORMANCE)
+        task = _QueuedJob(job.in_phase(phase), emit, on_done, is_timed=phase is Phase.PERFORMANCE)
         if not task.job.operators:
             on_done()
             return
@@ -294,7 +294,7 @@ class JudgePool:
             judge.channel.close()
             self._spawner.stop(judge.pid)
 
-    def _queue(self, *, racing: bool) -> deque[_Task]:
+    def _queue(self, *, racing: bool) -> deque[_QueuedJob]:
         return self._timed_tasks if racing else self._tasks
 
     def _start_judges(self) -> None:
@@ -400,7 +400,7 @@ class JudgePool:
         if judge.task is not None:
             self._record(judge.task, message["op"], message["verdicts"])
 
-    def _record(self, task: _Task, op: str, verdicts: list[dict[str, Any]]) -> None:
+    def _record(self, task: _QueuedJob, op: str, verdicts: list[dict[str, Any]]) -> None:
         rows = []
         for verdict in verdicts:
             case = task.pending.pop(task.key(op, verdict["id"], verdict["phase"]), None)
@@ -437,7 +437,7 @@ class JudgePool:
         else:
             self._judge_rest(task)
 
-    def _blame_aten(self, task: _Task, ending: str) -> None:
+    def _blame_aten(self, task: _QueuedJob, ending: str) -> None:
         """Clear the kernel of a case that ATen alone does not survive.
 
         The case is judged without hostile variants. If ATen dies even then, it is not judged.
@@ -450,7 +450,7 @@ class JudgePool:
         self._record(task, op, [{"id": case_id, "phase": phase, **Verdict(VerdictKind.ERROR, reason).wire()}])
         self._judge_rest(task)
 
-    def _blame_kernel(self, task: _Task, ending: str) -> None:
+    def _blame_kernel(self, task: _QueuedJob, ending: str) -> None:
         """Blame the kernel for a lost judge: ATen alone survives the case. No more of it is run."""
         reason = f"the judge's process {ending} while it judged this kernel; with ATen alone it does not"
         row = Verdict(VerdictKind.CRASHED, reason).wire()
@@ -458,7 +458,7 @@ class JudgePool:
             self._record(task, op, [{"id": case_id, "phase": phase, **row}])
         task.on_done()
 
-    def _judge_rest(self, task: _Task, plain: frozenset[str] = frozenset()) -> None:
+    def _judge_rest(self, task: _QueuedJob, plain: frozenset[str] = frozenset()) -> None:
         """Judge the rest of a task one case at a time."""
         if (rest := task.rest(1, plain)) is not None:
             self._queue(racing=task.is_timed).appendleft(rest)

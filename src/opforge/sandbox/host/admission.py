@@ -25,13 +25,13 @@ _READ_AT_IMPORT_PREFIXES = ("TORCH", "TRITON_", "HELION_", "OMP_", "MKL_", "MALL
 """Variables that took effect before the server forks: must be equal. All others are passed on."""
 
 
-class RefusedError(OpforgeError):
+class ServerRefusedError(OpforgeError):
     """A warm server that this command may not use."""
 
     exit_code = 2
 
 
-class OtherDeviceError(RefusedError):
+class OtherDeviceError(ServerRefusedError):
     """A warm server for another kind of device."""
 
 
@@ -81,7 +81,7 @@ class ClientCommand:
 
 
 def admit(connection: socket.socket, hello: Hello, fds: list[int], version: Version) -> ClientCommand:
-    """Return the visitor if a server may serve it; raise RefusedError with reason and advice."""
+    """Return the visitor if a server may serve it; raise ServerRefusedError with reason and advice."""
     _check_user(connection)
     _check_version(version, hello.version)
     _check_environment(hello.environment)
@@ -95,13 +95,13 @@ def check_socket(path: str) -> None:
     try:
         facts = os.stat(path)
     except OSError as error:
-        raise RefusedError(
+        raise ServerRefusedError(
             f"OPFORGE_SERVER={path}: {error.strerror}; start a server with `opforge warm`, or unset the variable"
         ) from None
     if not stat.S_ISSOCK(facts.st_mode):
-        raise RefusedError(f"OPFORGE_SERVER={path} is not a socket; name the one that `opforge warm` prints")
+        raise ServerRefusedError(f"OPFORGE_SERVER={path} is not a socket; name the one that `opforge warm` prints")
     if facts.st_uid != os.geteuid():
-        raise RefusedError(
+        raise ServerRefusedError(
             f"OPFORGE_SERVER={path} belongs to user {facts.st_uid}, and you are user {os.geteuid()}; start a server "
             "of your own with `opforge warm`"
         )
@@ -116,14 +116,14 @@ def peer_user(connection: socket.socket) -> int:
 
 def _check_user(connection: socket.socket) -> None:
     if (user := peer_user(connection)) != os.geteuid():
-        raise RefusedError(f"the server belongs to user {os.geteuid()}, and you are user {user}")
+        raise ServerRefusedError(f"the server belongs to user {os.geteuid()}, and you are user {user}")
 
 
 def _check_version(ours: Version, theirs: Version) -> None:
     for name in ("opforge", "torch", "python"):
         mine, other = getattr(ours, name), getattr(theirs, name)
         if mine != other:
-            raise RefusedError(
+            raise ServerRefusedError(
                 f"the server has another {name}: {mine}, and this command has {other}; restart `opforge warm`"
             )
 
@@ -136,7 +136,7 @@ def _check_environment(theirs: Mapping[str, str]) -> None:
         raise OtherDeviceError("the server is for another kind of device")
     for name in sorted({*ours, *wanted}):
         if ours.get(name) != wanted.get(name):
-            raise RefusedError(
+            raise ServerRefusedError(
                 f"the server was started with {name}={ours.get(name)!r}, and this command has {wanted.get(name)!r}; "
                 "restart `opforge warm`"
             )
@@ -158,7 +158,7 @@ def _check_folders(hello: Hello) -> None:
     readable = [Path(path) for path, rights in readable_paths.shared_rights().items() if rights == landlock.READ]
     for label, folder in (("working folder", hello.folder), ("cache", hello.cache)):
         if any(Path(folder).is_relative_to(path) for path in readable):
-            raise RefusedError(
+            raise ServerRefusedError(
                 f"kernels in this server could read your {label} {folder}; start `opforge warm` in that folder, or "
                 "unset OPFORGE_SERVER"
             )

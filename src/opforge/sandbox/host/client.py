@@ -106,7 +106,7 @@ class ForkServerProcess:
         fds = [theirs.fileno(), *([] if listener is None else [listener.fileno()])]
         numbers = [str(fds[0]), str(fds[1] if len(fds) > 1 else -1)]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "opforge.sandbox.host.server", *numbers, *role_arguments],
+            [sys.executable, "-P", "-m", "opforge.sandbox.host.fork_server", *numbers, *role_arguments],
             pass_fds=fds,
             env=server_environment(environment),
             stdin=subprocess.DEVNULL,

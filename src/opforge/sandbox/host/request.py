@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 
-class _Message:
+class _WireMessage:
     """A dataclass that travels as a JSON object. Fields that are None are left out."""
 
     __slots__: tuple[str, ...] = ()
@@ -15,7 +15,7 @@ class _Message:
         return {name: _plain(value) for name in self.__slots__ if (value := getattr(self, name)) is not None}
 
 
-class Request(_Message):
+class WorkerRequest(_WireMessage):
     """A message with the name of the step that it asks for."""
 
     __slots__ = ()
@@ -26,15 +26,15 @@ class Request(_Message):
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, _Message):
+    if isinstance(value, _WireMessage):
         return value.wire()
-    if isinstance(value, list) and value and isinstance(value[0], _Message):
+    if isinstance(value, list) and value and isinstance(value[0], _WireMessage):
         return [message.wire() for message in value]
     return value
 
 
 @dataclass(frozen=True, slots=True)
-class CaseRequest(_Message):
+class CaseRequest(_WireMessage):
     """One call of a kernel."""
 
     args: Any
@@ -58,7 +58,7 @@ class CaseRequest(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadRequest(Request):
+class LoadRequest(WorkerRequest):
     """Load a kernel."""
 
     do = "load"
@@ -66,7 +66,7 @@ class LoadRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class CallRequest(Request):
+class CallRequest(WorkerRequest):
     """Call the kernel on several cases."""
 
     do = "call"
@@ -78,7 +78,7 @@ class CallRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class GradientRequest(Request):
+class GradientRequest(WorkerRequest):
     """Compute gradients through the operator, with the kernel installed."""
 
     do = "gradient"
@@ -87,7 +87,7 @@ class GradientRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class TimedCase(_Message):
+class TimedCase(_WireMessage):
     """The case whose calls are timed."""
 
     op: str
@@ -96,7 +96,7 @@ class TimedCase(_Message):
 
 
 @dataclass(frozen=True, slots=True)
-class AllocateRequest(Request):
+class AllocateRequest(WorkerRequest):
     """Allocate timed calls on a GPU."""
 
     do = "allocate"
@@ -112,7 +112,7 @@ class AllocateRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class HostAllocateRequest(Request):
+class HostAllocateRequest(WorkerRequest):
     """Allocate timed calls on a CPU."""
 
     do = "allocate"
@@ -125,7 +125,7 @@ class HostAllocateRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class RunRequest(Request):
+class RunRequest(WorkerRequest):
     """Run a block of timed calls on a GPU."""
 
     do = "run"
@@ -137,7 +137,7 @@ class RunRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class HostRunRequest(Request):
+class HostRunRequest(WorkerRequest):
     """Run a block of timed calls on a CPU."""
 
     do = "run"
@@ -146,7 +146,7 @@ class HostRunRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
-class ResultRequest(Request):
+class ResultRequest(WorkerRequest):
     """Return the result of one of the calls timed last."""
 
     do = "result"

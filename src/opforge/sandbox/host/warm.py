@@ -15,7 +15,7 @@ from pathlib import Path
 from opforge import cache
 from opforge.errors import InternalError, OpforgeError
 from opforge.procs.channel import Channel, ChannelClosedError
-from opforge.sandbox.host.admission import Hello, RefusedError, Version, check_socket, peer_user
+from opforge.sandbox.host.admission import Hello, ServerRefusedError, Version, check_socket, peer_user
 from opforge.sandbox.host.client import ForkServerProcess, Spawner, server_environment
 
 _CONNECT_LIMIT_S = 150.0
@@ -82,7 +82,7 @@ def _bind(listener: socket.socket, path: str) -> None:
 def connect(path: str, device_settings: Mapping[str, str]) -> WarmServer | None:
     """Return the warm server behind a socket; None if it serves another kind of device.
 
-    Raises RefusedError with the reason if it cannot be used.
+    Raises ServerRefusedError with the reason if it cannot be used.
     """
     check_socket(path)
     channel = Channel(_connected(path))
@@ -98,7 +98,7 @@ def connect(path: str, device_settings: Mapping[str, str]) -> WarmServer | None:
     channel.close()
     if reply["other_device"]:
         return None
-    raise RefusedError(f"OPFORGE_SERVER={path} cannot be used: {reply['refused']}; or unset OPFORGE_SERVER")
+    raise ServerRefusedError(f"OPFORGE_SERVER={path} cannot be used: {reply['refused']}; or unset OPFORGE_SERVER")
 
 
 def _connected(path: str) -> socket.socket:
@@ -107,13 +107,13 @@ def _connected(path: str) -> socket.socket:
         connection.connect(path)
     except OSError as error:
         connection.close()
-        raise RefusedError(
+        raise ServerRefusedError(
             f"no server answers at OPFORGE_SERVER={path} ({error.strerror}); start one with `opforge warm`, or unset "
             "the variable"
         ) from None
     if (user := peer_user(connection)) != os.geteuid():
         connection.close()
-        raise RefusedError(
+        raise ServerRefusedError(
             f"the server at OPFORGE_SERVER={path} is run by user {user}, and you are user {os.geteuid()}"
         )
     return connection

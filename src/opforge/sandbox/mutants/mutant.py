@@ -17,7 +17,7 @@ import torch
 
 from opforge.cases.tensors import to_float64
 from opforge.ops import Operator
-from opforge.sandbox.mutants.call import AtenCall, CallResult, Function, copy_arguments, result_of
+from opforge.sandbox.mutants.aten_call import AtenCall, CallResult, Function, copy_arguments, result_of
 from opforge.sandbox.mutants.mutations import mutation_for, shares_storage
 from opforge.sandbox.mutants.probes import probes
 

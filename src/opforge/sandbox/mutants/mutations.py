@@ -10,7 +10,7 @@ import torch
 
 from opforge.cases.values import contiguous_strides
 from opforge.kernels.mutants import IGNORED_PREFIX
-from opforge.sandbox.mutants.call import AtenCall, CallResult, Change
+from opforge.sandbox.mutants.aten_call import AtenCall, CallResult, Change
 
 Mutation = Callable[[AtenCall], CallResult | None]
 """Returns None where the mutant does not apply. Values that do not fit the result are ignored."""

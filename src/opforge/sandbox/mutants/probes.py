@@ -17,7 +17,7 @@ from opforge.cases.values import contiguous_strides
 from opforge.kernels.mutants import IGNORED_PREFIX
 from opforge.ops.arguments import other_values
 from opforge.runtime.trees import map_instances
-from opforge.sandbox.mutants.call import AtenCall, Change
+from opforge.sandbox.mutants.aten_call import AtenCall, Change
 from opforge.sandbox.mutants.mutations import without_argument
 
 Given = tuple[list[Any], dict[str, Any]]

@@ -29,14 +29,14 @@ def run(device: str, slot: str, first: int, pipe: BinaryIO) -> None:
 
     from opforge.cases.wire import TORCH_DTYPES
     from opforge.suites.opinfo import entries
-    from opforge.suites.opinfo.recorder import Recorder
+    from opforge.suites.opinfo.case_recorder import CaseRecorder
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if torch.device(device).type == "cpu":
         _seed_cpu_only()
     with pipe:
-        recorder = Recorder(lambda recorded: recorded.send(pipe), device)
+        recorder = CaseRecorder(lambda recorded: recorded.send(pipe), device)
         selected, unknown = entries.selected_entries(wanted_entries())
         if unknown:
             send(pipe, {"unknown": unknown})

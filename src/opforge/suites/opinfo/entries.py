@@ -12,7 +12,7 @@ import torch
 
 from opforge.ops import table
 from opforge.runtime.trees import instances, map_instances
-from opforge.suites.opinfo.recorder import Recorder, RecordingMode, call_aten
+from opforge.suites.opinfo.case_recorder import CaseRecorder, RecordingMode, call_aten
 
 
 def all_entries() -> list[Any]:
@@ -57,7 +57,7 @@ def seed(entry: Any) -> None:
     torch.manual_seed(number)
 
 
-def record_samples(entry: Any, device: str, dtype: torch.dtype, recorder: Recorder) -> None:
+def record_samples(entry: Any, device: str, dtype: torch.dtype, recorder: CaseRecorder) -> None:
     """Record every sample of an entry in one dtype."""
     kind = torch.device(device).type
     if not entry.supports_dtype(dtype, kind):
@@ -74,7 +74,7 @@ def record_samples(entry: Any, device: str, dtype: torch.dtype, recorder: Record
             _attempt(_backward, entry, sample, recorder)
 
 
-def record_errors(entry: Any, device: str, recorder: Recorder) -> None:
+def record_errors(entry: Any, device: str, recorder: CaseRecorder) -> None:
     """Record the calls on an entry's invalid inputs, for which ATen raises."""
     if entry.error_inputs_func is None:
         return
@@ -89,7 +89,7 @@ def record_errors(entry: Any, device: str, recorder: Recorder) -> None:
             continue
 
 
-def _until_error(samples: Iterator[Any], recorder: Recorder, entry: Any) -> Iterator[Any]:
+def _until_error(samples: Iterator[Any], recorder: CaseRecorder, entry: Any) -> Iterator[Any]:
     """Yield samples until their generator raises, and count the error as a loss."""
     iterator = iter(samples)
     while True:
@@ -103,7 +103,7 @@ def _until_error(samples: Iterator[Any], recorder: Recorder, entry: Any) -> Iter
         yield sample
 
 
-def _attempt(action: Callable[[Any, Any, Recorder], None], entry: Any, sample: Any, recorder: Recorder) -> None:
+def _attempt(action: Callable[[Any, Any, CaseRecorder], None], entry: Any, sample: Any, recorder: CaseRecorder) -> None:
     try:
         action(entry, sample, recorder)
     except Exception as error:  # noqa: BLE001  # ATen or OpInfo raised: count the sample as lost
@@ -113,13 +113,13 @@ def _attempt(action: Callable[[Any, Any, Recorder], None], entry: Any, sample: A
         ] += 1
 
 
-def _forward(entry: Any, sample: Any, recorder: Recorder) -> None:
+def _forward(entry: Any, sample: Any, recorder: CaseRecorder) -> None:
     recorder.phase = "forward"
     with torch.no_grad(), RecordingMode(recorder):
         entry(_detached(sample.input), *_detached(sample.args), **_detached(sample.kwargs))
 
 
-def _inplace(entry: Any, sample: Any, recorder: Recorder) -> None:
+def _inplace(entry: Any, sample: Any, recorder: CaseRecorder) -> None:
     recorder.phase = "variant"
     target = _detached(sample.input)
     if isinstance(target, torch.Tensor) and sample.broadcasts_input:
@@ -131,7 +131,7 @@ def _inplace(entry: Any, sample: Any, recorder: Recorder) -> None:
         return
 
 
-def _backward(entry: Any, sample: Any, recorder: Recorder) -> None:
+def _backward(entry: Any, sample: Any, recorder: CaseRecorder) -> None:
     recorder.phase = "forward"  # with gradients the forward call may dispatch differently
     mode = RecordingMode(recorder)
     with torch.enable_grad():
@@ -152,7 +152,7 @@ def _backward(entry: Any, sample: Any, recorder: Recorder) -> None:
             torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
 
 
-def _composite(entry: Any, sample: Any, recorder: Recorder) -> None:
+def _composite(entry: Any, sample: Any, recorder: CaseRecorder) -> None:
     """Record the call of a composite operator, which dispatch decomposes before a recorder."""
     packet = getattr(torch.ops.aten, entry.aten_name or "", None)
     if packet is None:

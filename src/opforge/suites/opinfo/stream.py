@@ -11,7 +11,7 @@ from opforge.traces.stream import split_contents
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedCall:
+class RecordedCase:
     """One call, ready to be written."""
 
     op: str
@@ -30,8 +30,8 @@ class RecordedCall:
         send(pipe, {**row, "sizes": [len(s) for s in self.storages]}, b"".join(self.storages))
 
     @classmethod
-    def from_wire(cls, row: Mapping[str, Any], contents: bytes) -> RecordedCall:
+    def from_wire(cls, row: Mapping[str, Any], contents: bytes) -> RecordedCase:
         return cls(**{name: row[name] for name in _SENT_FIELDS}, storages=split_contents(contents, row["sizes"]))
 
 
-_SENT_FIELDS = [field.name for field in fields(RecordedCall) if field.name != "storages"]
+_SENT_FIELDS = [field.name for field in fields(RecordedCase) if field.name != "storages"]

@@ -18,13 +18,13 @@ from filelock import FileLock, Timeout
 
 from opforge import cache
 from opforge.cases import Case
-from opforge.cases.store import BLOB_FILE, TABLE_FILE, read_table
+from opforge.cases.case_files import BLOB_FILE, TABLE_FILE, read_table
 from opforge.errors import InternalError, OpforgeError
 from opforge.procs import linux
 from opforge.procs.child import Child, child_environment
 from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, no_progress
 from opforge.suites.opinfo.child import ERRORS, wanted_entries
-from opforge.suites.opinfo.record import LOSSES, UNKNOWN_ENTRY_EXIT_CODE
+from opforge.suites.opinfo.record_cases import LOSSES, UNKNOWN_ENTRY_EXIT_CODE
 
 _FORMAT = 2
 
@@ -102,7 +102,7 @@ def _record_once(device: str, slot: str, folder: Path) -> Iterator[tuple[int, in
 
 def _record_in_process(device: str, slot: str, draft: Path) -> Iterator[tuple[int, int, str]]:
     environment = child_environment(linux.environment_without_kernels())
-    command = [sys.executable, "-P", "-m", "opforge.suites.opinfo.record", device, slot, str(draft)]
+    command = [sys.executable, "-P", "-m", "opforge.suites.opinfo.record_cases", device, slot, str(draft)]
     with Child(command, environment) as child:
         for (done, total, name), _ in child.messages():
             yield done, total, name

@@ -47,7 +47,7 @@ def split_job(job: Job, phase: Phase) -> Iterable[Job]:
 
 
 @dataclass
-class _Task:
+class _RunningChunk:
     """A running chunk."""
 
     job: Job
@@ -86,7 +86,7 @@ class Scheduler:
         """Number of lost Ray workers, by the kernel that they judged."""
         self._build_nodes: dict[tuple[str, str], str] = {}
         """The node that built each native kernel."""
-        self._running: dict[Any, _Task] = {}
+        self._running: dict[Any, _RunningChunk] = {}
         self._jobs: deque[Job] = deque()
 
     def run(self, jobs: Iterable[Job], phase: Phase, settings: Any) -> None:
@@ -154,7 +154,7 @@ class Scheduler:
         self._pinned_counts[place.node] += place.pinned
         flying = self._judge.options(**options).remote(settings, pack(job), timed=phase is Phase.PERFORMANCE)
         record = {"kernel": job.kernel.name, "phase": phase.value, "cases": job.case_count}
-        self._running[flying] = _Task(job, _waiting_cases(job), place, time.monotonic(), record)
+        self._running[flying] = _RunningChunk(job, _waiting_cases(job), place, time.monotonic(), record)
 
     def _receive(self) -> None:
         """Receive results: wait for the first, then take all that are ready."""
@@ -206,7 +206,7 @@ class Scheduler:
         else:
             raise InternalError(f"a task on a node of the cluster failed: {error}") from error
 
-    def _retry(self, task: _Task, error: BaseException | None) -> None:
+    def _retry(self, task: _RunningChunk, error: BaseException | None) -> None:
         """Retry the rest of a lost task elsewhere; a kernel that lost too many is not retried."""
         name = _name(task.job)
         if error is not None and "began" in task.record:
@@ -250,7 +250,7 @@ def _waiting_cases(job: Job) -> dict[VerdictKey, Case]:
     return {(job.kernel.name, p.op, c.id, c.phase.value): c for p in job.operators for c in p.cases}
 
 
-def _left(task: _Task) -> Iterable[OperatorCases]:
+def _left(task: _RunningChunk) -> Iterable[OperatorCases]:
     name = task.job.kernel.name
     for part in task.job.operators:
         if cases := [c for c in part.cases if (name, part.op, c.id, c.phase.value) in task.pending]:

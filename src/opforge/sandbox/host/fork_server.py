@@ -1,6 +1,6 @@
 """The fork server: imports torch once, then forks a new process for each kernel in milliseconds.
 
-Run as ``python -m opforge.sandbox.host.server FD LISTENER role=module:function …``. Each client has its
+Run as ``python -m opforge.sandbox.host.fork_server FD LISTENER role=module:function …``. Each client has its
 own socket. A worker is reaped only when its client says stop, so its pid is not reused before.
 LISTENER is -1, or a listening socket on which other commands of the same user and version may
 become clients (`opforge warm`).
@@ -42,7 +42,7 @@ _HELLO_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Worker:
+class _ForkedWorker:
     mark: int
     user: int | None
     """Unix user reserved for this worker, if root."""
@@ -51,7 +51,7 @@ class _Worker:
 @dataclass
 class _Client:
     channel: Channel
-    workers: dict[int, _Worker] = field(default_factory=dict)
+    workers: dict[int, _ForkedWorker] = field(default_factory=dict)
     """Workers by pid."""
     folder: str | None = None
     gpu: str = ""
@@ -178,7 +178,7 @@ class ForkServer:
         confinement_wire = request["config"].get("confinement")
         tasks = self._tasks.count() if confinement_wire else None
         user = confinement.user_for(confinement_wire["folder"], self._next_user) if confinement_wire else None
-        worker = _Worker(linux.new_mark(), user)
+        worker = _ForkedWorker(linux.new_mark(), user)
         try:
             pid = _fork()
         except OSError as error:
@@ -192,7 +192,7 @@ class ForkServer:
         self,
         request: dict[str, Any],
         fds: list[int],
-        worker: _Worker,
+        worker: _ForkedWorker,
         tasks: int | None,
         visitor: ClientCommand | None,
     ) -> None:
@@ -236,7 +236,7 @@ class ForkServer:
         _pid, status = os.waitpid(pid, 0)
         return {"status": status, "orphans": self._kill_strays(worker)}
 
-    def _kill_strays(self, worker: _Worker) -> int:
+    def _kill_strays(self, worker: _ForkedWorker) -> int:
         """Kill the processes that a worker left behind, and their children; return the count."""
         known = {pid for client in self._clients() for pid in client.workers}
         count = rounds = 0
@@ -254,7 +254,7 @@ class ForkServer:
                 _kill_user_processes(worker.user)  # they fork faster than we kill them
         return count
 
-    def _is_alive(self, worker: _Worker) -> bool:
+    def _is_alive(self, worker: _ForkedWorker) -> bool:
         return any(worker is known for client in self._clients() for known in client.workers.values())
 
     def _clients(self) -> list[_Client]:

@@ -1,4 +1,4 @@
-"""The recording process: ``python -m opforge.suites.opinfo.record DEVICE SLOT FOLDER FD``.
+"""The recording process: ``python -m opforge.suites.opinfo.record_cases DEVICE SLOT FOLDER FD``.
 
 A child runs the entries and streams its cases to this process, which writes them. When a native
 kernel kills the child, the current entry is reported as lost, and a new child continues with the
@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from opforge.cases import Case, Expect
-from opforge.cases.store import BLOB_FILE, TABLE_FILE, BlobWriter, write_table
+from opforge.cases.case_files import BLOB_FILE, TABLE_FILE, BlobWriter, write_table
 from opforge.procs import linux
 from opforge.procs.child import Child, open_messages, send
-from opforge.suites.opinfo.stream import RecordedCall
+from opforge.suites.opinfo.stream import RecordedCase
 from opforge.traces.stream import OFFSET_PLACEHOLDER
 
 LOSSES = "losses.json"
@@ -44,7 +44,7 @@ class _CaseWriter:
         self._known: dict[str, int] = {}
         """Index into ``_cases``, by signature."""
 
-    def add(self, entry: str, call: RecordedCall) -> None:
+    def add(self, entry: str, call: RecordedCase) -> None:
         """Add a call; if its signature is known, only take over a better source."""
         source = f"{entry} {call.phase}"
         if (case_index := self._known.get(call.signature)) is not None:
@@ -97,7 +97,7 @@ def record(
                     losses.update(row["losses"])
                     index += 1
                 else:
-                    writer.add(name, RecordedCall.from_wire(row, contents))
+                    writer.add(name, RecordedCase.from_wire(row, contents))
             ending = child.ending
         if not entry_started:
             raise RuntimeError(f"the process that runs OpInfo's entries {ending} before its first entry")

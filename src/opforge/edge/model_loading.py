@@ -27,7 +27,7 @@ class ModelLoadError(OpforgeError):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class ModelToExport:
     """A model, its inputs, and the module that defines them."""
 
     model: torch.nn.Module
@@ -67,7 +67,7 @@ def _size(name: str, tensor: torch.Tensor, dim: int, low: int, high: int) -> Any
     return torch.export.Dim.DYNAMIC(min=low, max=high)
 
 
-def load_model(target: ModelTarget) -> LoadedModel:
+def load_model(target: ModelTarget) -> ModelToExport:
     """Load the model and inputs of a target."""
     try:
         module = import_code(target)
@@ -91,7 +91,7 @@ def load_model(target: ModelTarget) -> LoadedModel:
         )
     if not isinstance(model, torch.nn.Module):
         raise ModelLoadError(f"{target.name} gives {type(model).__name__}, not a torch.nn.Module")
-    return LoadedModel(model.eval(), order_inputs(model, inputs), module)
+    return ModelToExport(model.eval(), order_inputs(model, inputs), module)
 
 
 def order_inputs(model: torch.nn.Module, inputs: Any) -> tuple[Any, ...]:

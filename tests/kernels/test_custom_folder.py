@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
-from opforge.kernels.custom import find_custom_ops
+from opforge.kernels.custom_folder import find_custom_ops
 
 IMPL = "def twice_kernel_impl(x):\n    return 2 * x\n"
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from opforge.models.compare import Magnitude, compare, float64_disagrees
+from opforge.models.tensor_comparison import Magnitude, compare, float64_disagrees
 
 EXACT = torch.linspace(-3, 3, 1000, dtype=torch.float64)
 ATEN = (EXACT + 1e-6 * torch.cos(torch.arange(1000.0, dtype=torch.float64))).float()

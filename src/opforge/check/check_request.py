@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from opforge.check.report import CHECKS
+from opforge.check.findings import CHECKS
 from opforge.errors import OpforgeError, UnknownNameError
 
 _OPERATOR_NAME = re.compile(r"(?P<ns>\w+)::(?P<name>\w+(?:\.\w+)?)")

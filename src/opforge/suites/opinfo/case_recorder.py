@@ -14,7 +14,7 @@ from opforge.cases.text import format_arguments
 from opforge.cases.values import TensorSpec
 from opforge.ops import Operator, SchemaKind, table
 from opforge.runtime.trees import instances, map_instances
-from opforge.suites.opinfo.stream import RecordedCall
+from opforge.suites.opinfo.stream import RecordedCase
 from opforge.traces.capture import (
     OVERLAPPING_WRITE,
     arguments_json,
@@ -74,10 +74,10 @@ def _plain(value: torch.Tensor) -> torch.Tensor:
     return value.detach().resolve_conj().resolve_neg()
 
 
-class Recorder:
+class CaseRecorder:
     """Emits one case for each new signature."""
 
-    def __init__(self, emit: Callable[[RecordedCall], None], device: str) -> None:
+    def __init__(self, emit: Callable[[RecordedCase], None], device: str) -> None:
         self._emit = emit
         self._home = torch.device(device).type
         self._seen: dict[str, int] = {}
@@ -118,7 +118,7 @@ class Recorder:
                 return
             self._seen[signature] = PHASES.index(self.phase)
             self._emit(
-                RecordedCall(
+                RecordedCase(
                     op, self.phase, raised, format_arguments(*data), signature, arguments_json(data), snapshot.storages
                 )
             )
@@ -133,7 +133,7 @@ class Recorder:
         rank = PHASES.index(self.phase)
         if rank < self._seen[signature] and self.phase != "error":
             self._seen[signature] = rank
-            self._emit(RecordedCall(op, self.phase, False, "", signature, "", []))
+            self._emit(RecordedCase(op, self.phase, False, "", signature, "", []))
 
     def record_other_kinds(self, op: str, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Record the in-place and out forms of a functional call, if ATen accepts them."""
@@ -172,7 +172,7 @@ class Recorder:
 class RecordingMode(TorchDispatchMode):
     """Passes every ATen call to a recorder."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: CaseRecorder) -> None:
         super().__init__()
         self._recorder = recorder
 

@@ -18,7 +18,7 @@ import torch
 from opforge.cases.tensors import flat_bytes
 from opforge.cases.wire import SHORT_DTYPES, TORCH_DTYPES
 from opforge.install import Installation, RefusedError
-from opforge.install.loading import install_kernel
+from opforge.install.install_kernel import install_kernel
 from opforge.models.call_recorder import CallRecorder
 from opforge.models.execution import Execution, ExecutionSettings
 from opforge.models.job import ModelKernel, ModelSpec
