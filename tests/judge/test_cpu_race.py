@@ -562,7 +562,7 @@ def test_a_kernel_that_fakes_the_counter_of_cases_uses_up_its_time_limits_all_th
                 arena[:8] = struct.pack("<Q", number)
                 time.sleep(0.01)
     """
-    monkeypatch.setattr(kernel_worker, "_MOST_S", 1.6)
+    monkeypatch.setattr(kernel_worker, "_MIN_REQUEST_LIMIT_S", 1.6)
     batch, placed = ring.placed("relu.default", "((T([4], f32),), {})")
     worker = ring.worker("relu.default", source)
     batch.copy_to(worker.arena_view)

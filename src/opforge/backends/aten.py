@@ -12,7 +12,7 @@ from opforge.ops import table
 
 
 class AtenBackend:
-    """PyTorch itself: what every other backend is held against."""
+    """PyTorch itself: the baseline of every other backend."""
 
     name = "aten"
 

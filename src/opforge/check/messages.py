@@ -1,6 +1,6 @@
 """Messages between the processes of a check.
 
-A fork that searches calls or runs a check tells the child. The child tells the main process.
+A fork that searches calls or runs a check sends to the child, and the child to the main process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`opforge leaderboard`: many runs beside each other."""
+"""`opforge leaderboard`: rank many runs."""
 
 from __future__ import annotations
 

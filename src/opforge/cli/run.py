@@ -174,7 +174,7 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, format_: str) -> in
 
 
 def _write_partial_report(folder: Path) -> None:
-    """Write the report files of a run that was broken off, from what stands in its folder."""
+    """Write the report files of an interrupted run, from the rows stored so far."""
     from opforge.reports.run_files import write_reports
     from opforge.runs.score import Summary
     from opforge.runs.store import is_locked, read_manifest, read_rows

@@ -18,7 +18,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def raise_on_sigterm() -> Iterator[None]:
-    """Raise Terminated within when SIGTERM comes; only the main thread can hear it."""
+    """Raise Terminated within the block on SIGTERM; only the main thread receives it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

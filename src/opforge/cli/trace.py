@@ -89,7 +89,7 @@ def _is_data(target: str) -> bool:
 
 
 def _convert(path: Path, out: Path | None, to_log: Path | None, *, as_json: bool) -> int:
-    """Turn a trace into a log, or a log into a trace."""
+    """Convert a trace to a log, or a log to a trace."""
     from opforge.traces.formats import read_calls
 
     if out is None and to_log is None:

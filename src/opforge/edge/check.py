@@ -76,7 +76,7 @@ class EdgeCheckReport:
 
 @dataclass(frozen=True, slots=True)
 class FolderQuestion(Message):
-    """A folder whose model to export."""
+    """A folder with a model to export."""
 
     definitions: Path | None
     """The file that registers its operators, if it has one."""
@@ -99,7 +99,7 @@ class PlannedRun:
     inputs: tuple[Any, ...]
     expected: tuple[Any, ...]
     exact: tuple[Any, ...] | None
-    """Results in float64, if the model can run so."""
+    """Results in float64, if the model runs in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Further checks of a kernel, beside its cases.
+"""Checks of a kernel that need more than the calls of its cases.
 
 Gradients; a wrong answer again, alone and after a wait; contents of a timed call in a new process.
 """

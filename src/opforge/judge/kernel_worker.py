@@ -34,9 +34,9 @@ _FIXED_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MAX_TIMEOUTS = 3
 """Number of times that a kernel may hit its time limit.
 
-A request may take this many limits too, or `_MOST_S` if that is longer.
+A request may take this many limits too, or `_MIN_REQUEST_LIMIT_S` if that is longer.
 """
-_MOST_S = 180.0
+_MIN_REQUEST_LIMIT_S = 180.0
 _HALT_LIMIT_S = 5.0
 _MAX_KEPT_OUTPUT_BYTES = 4096
 _POLL_INTERVAL_S = 0.1
@@ -149,7 +149,7 @@ class KernelWorker:
         index, since = self._case_index(), time.monotonic()
         began = since
         # Independent of the counter, which a kernel can write to:
-        deadline = began + min(limit_s * (cases + 1), max(limit_s * MAX_TIMEOUTS, _MOST_S))
+        deadline = began + min(limit_s * (cases + 1), max(limit_s * MAX_TIMEOUTS, _MIN_REQUEST_LIMIT_S))
         poll = select.poll()
         for fd in (self._channel.fileno(), self._output, self._pidfd):
             poll.register(fd, select.POLLIN)
@@ -188,7 +188,7 @@ class KernelWorker:
             raise WorkerDiedError(VerdictKind.CHEATED, case_index, "runs another program with a torch of its own")
 
     def rejection_reason(self, forbidden_operators: Iterable[str]) -> str | None:
-        """Describe what a loaded library uses of ATen though it may not, seen from outside."""
+        """Describe forbidden uses of ATen in a loaded library, inspected from this process."""
         return self._libraries.rejection_reason(forbidden_operators)
 
     def kill_orphans(self) -> int:
@@ -313,7 +313,7 @@ class KernelWorker:
             self.arena.madvise(mmap.MADV_REMOVE)
 
     def close(self) -> str:
-        """End the process and return how it had ended, if by itself."""
+        """End the process; return how it ended if it was already dead."""
         if self._pid == 0:
             return ""
         ended = self._spawner.stop(self._pid)

@@ -98,7 +98,7 @@ class _JudgedOperator:
     """Number of its cases in this job."""
     cases_seen: int = 0
     reference: UserReference | None = None
-    """Answers in ATen's place, for a user's own operator."""
+    """The reference of a user's own operator; None for ATen's operators."""
     until_rejected: bool = False
     """Whether the job ends with the first rejection."""
     rejected: bool = False
@@ -330,7 +330,7 @@ class Judge:
         return CallRequest(op.operator.name, cases, op.operator.is_random)
 
     def _breach(self, worker: KernelWorker, tampered: tuple[str, ...]) -> Verdict | None:
-        """Return what the kernel did, beside its answers, that invalidates all of them."""
+        """Return the verdict if the kernel did something that invalidates all its answers."""
         if tampered:
             return _tampering(tampered)
         if self._worker is None:  # lost while timing or drawing
@@ -499,7 +499,7 @@ class Judge:
         return extra_checks.check_gradients(worker, self._config, op.operator, entry, call, aten)
 
     def _or_death(self, check: Callable[..., Verdict | None], *args: Any) -> Verdict | None:
-        """Run a further check on a worker; if the worker dies, that is the verdict."""
+        """Run another check on a worker; if the worker dies, that is the verdict."""
         try:
             return check(*args)
         except WorkerDiedError as death:

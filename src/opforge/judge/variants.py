@@ -26,7 +26,7 @@ _REPLAYED_CASES = 4
 _ENLARGED_CASES = 3
 """Cases of different dtypes that are run in each large variant; of the others one in 256."""
 _CASES_PER_SITUATION = 4
-"""One in this many further cases is called in another situation."""
+"""One in this many of the remaining cases is called in another situation."""
 _NONFINITE_VARIANTS = ("nan", "inf", "nan_in_first")
 _VARIANTS_WITH_ARGUMENTS = (*_NONFINITE_VARIANTS, "edges")
 """Variants that are also run with other arguments."""
@@ -265,7 +265,7 @@ def _replayable(op: Operator) -> bool:
 
 
 def combine_verdicts(group: Sequence[tuple[BatchEntry, Verdict]]) -> Verdict:
-    """Return the verdict on a case from the findings on its variants: the first failure, if any."""
+    """Return the verdict on a case from those on its variants: the first failure, if any."""
     (_, verdict), *others = group
     if not verdict.passed:
         return verdict

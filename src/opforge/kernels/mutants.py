@@ -46,7 +46,7 @@ EQUIVALENT_MUTANTS: dict[tuple[str, str], str] = {
     ): "its tensors have one shape only where both are a number, and then the second is a quantile",
     ("swapped", "nanquantile"): "as quantile",
 }
-"""Mutant and packet: why the mutant cannot be told from ATen.
+"""Mutant and packet: why the mutant cannot be distinguished from ATen.
 
 Lists only those that the worker does not detect by trying (see `docs/strength.md`).
 """

@@ -43,7 +43,7 @@ def why_unusable(file: Path) -> str:
     """Return why a file cannot be run as a kernel; empty if it can.
 
     Such a kernel has no digest: it, or a file it imports or names, cannot be read. Without a digest
-    nobody could tell whether it is still the kernel that was judged.
+    it could no longer be checked against the kernel that was judged.
     """
     if not file.name.isprintable():
         return f"its name, {printable(file.name)}, is not printable UTF-8: rename it"

@@ -19,7 +19,7 @@ from opforge.runtime.trees import map_instances
 from opforge.sandbox.guest.worker import ARENA_ALIGNMENT
 
 MAX_CONTENTS_BYTES = 256 << 20
-"""Maximum size of the contents handed out at a time."""
+"""Maximum size of the contents in one reply."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class ModelTarget:
     folder: str = ""
     """The folder its modules are imported from."""
     reads: str = ""
-    """The file or package beside which a worker may read."""
+    """The file or package whose folder a worker may read."""
     library: str = ""
     """For an architecture by name: a key of LIBRARIES."""
     architecture: str = ""

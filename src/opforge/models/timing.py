@@ -1,4 +1,4 @@
-"""Times of a whole model with and without kernels, measured in turns, and each kernel's share."""
+"""Times of a whole model with and without kernels, measured alternately, and each kernel's share."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def _times(summary: Summary) -> Iterator[str]:
 
 
 def _extra_sections(manifest: Manifest, summary: Summary) -> Iterator[str]:
-    """Yield the sections with further facts beside the verdicts."""
+    """Yield the sections with facts other than verdicts."""
     tallies = [t for _, t in sorted(summary.operators.items())]
     sections = {
         "Hints from the kernels' sources (not part of the verdict)": [

@@ -105,7 +105,7 @@ class RunStore:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process is writing to a run's folder; False if the system does not tell.
+    """Whether a process is writing to a run's folder; False if unknown.
 
     Looks the lock up instead of trying to acquire it.
     """

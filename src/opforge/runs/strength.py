@@ -57,7 +57,7 @@ class MutantResult:
     def is_detectable(self) -> bool:
         """Whether it could be detected.
 
-        One that is correct on all cases and their witnesses is no mutant.
+        One that is correct on all cases and their probes is no mutant.
         """
         return bool(self.killed_by) or self.survived
 

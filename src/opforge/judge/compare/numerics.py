@@ -1,4 +1,4 @@
-"""Decide whether numbers are right, by ATen's own error against float64 and not by taste.
+"""Decide whether numbers are right, from their error and ATen's own error against float64.
 
 A result with the same bits as ATen's passes at once. Otherwise the operator is run in float64. With
 ``e`` ATen's error at an element, ``r`` its largest relative error (8 rounding steps at most) and
@@ -232,7 +232,7 @@ class Comparison:
     def _largest_rerun_error(self, exact: torch.Tensor) -> torch.Tensor:
         """Return ATen's largest error over several runs; they differ if it is not deterministic.
 
-        No element counts as more stable than the others in its row: some are lucky in all runs.
+        No element counts as more stable than the others in its row: some agree in all runs by chance.
         """
         first = to_float64(self.aten)
         largest_error, largest_change = torch.zeros_like(exact.abs()), torch.zeros_like(exact.abs())
@@ -288,8 +288,8 @@ class Comparison:
         """Return how far apart ATen's own answers may be where it is not deterministic.
 
         The spread that was seen is applied to other elements too: of millions of elements, some
-        are lucky in all of the few runs. No element counts as more stable than the others in its
-        row, which sum values of similar size, nor than the elements on the whole.
+        agree in all of the few runs by chance. No element counts as more stable than the others in its
+        row, which sum values of similar size, nor than the average element.
         """
         first = to_float64(self.aten)
         spread = torch.zeros_like(first.abs())

@@ -15,7 +15,7 @@ _MAX_RERUNS = 4
 def uninitialised_elements(
     call: ReferenceCall, aten: torch.Tensor, index: int, *, may_be_nan: bool
 ) -> torch.Tensor | None:
-    """Return where ATen's result with this index is uninitialised; None if that cannot be told.
+    """Return where ATen's result with this index is uninitialised; None if unknown.
 
     ATen runs again with new memory filled with NaN or the largest integer. Elements with that value
     are uninitialised. If they had it the first time too, it is their true value, or was left by

@@ -4,7 +4,7 @@ Every test has the same form. Draws of the kernel and of ATen are paired, a quan
 each, and the differences are summed. If both draw from one distribution, each difference is as
 likely as its negative. The sum then exceeds ``z`` times the root of the sum of squares with
 probability 2 exp(-z²/2) at most. This holds for any distribution and any number of draws, without
-a limit theorem. The level of one test is the battery's divided by the number of tests.
+a limit theorem. The level of one test is the level of all divided by their number.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def paired_test(
 
 @dataclass(frozen=True, slots=True)
 class JointTestResult:
-    """Result of a battery of tests."""
+    """Result of all tests together."""
 
     reason: str | None
     """What is wrong; None when nothing is."""

@@ -211,7 +211,7 @@ class _DrawJudge:
             raise RejectedError(VerdictKind.WRONG, reason)
 
     def _run_tests(self, kept: list[_ResultDraws]) -> tuple[JointTestResult, dict[str, Any]]:
-        """Judge the draws of all results by one battery."""
+        """Test the draws of all results together."""
         pilots = [self._aten_draw(answer) for answer in self._answers("pilot", 0, PILOT_DRAWS)]
         draw_tests = []
         for index, (draws, positions) in enumerate(zip(kept, self._positions, strict=True)):

@@ -32,7 +32,7 @@ class DrawTests:
     label: str
 
     def tests(self) -> Iterator[PairedTest]:
-        """Yield the tests, those with the plainest messages first; none for an empty result."""
+        """Yield the tests, those with the clearest messages first; none for an empty result."""
         if not self.sample.kernel.numel():
             return
         yield from self._repeats()

@@ -33,7 +33,7 @@ PERTURBATION_SEEDS = (1, -1, 2, -2, 3, -3, 4, -4)
 EXTRA_PERTURBATION_SEEDS = tuple(range(5, 21))
 """Further seeds.
 
-They are enough that none of many thousand elements has a small root mean square by luck.
+With this many, no element of thousands has a small root mean square by chance.
 """
 
 
@@ -187,7 +187,7 @@ def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 def roughly_equal(left: CallOutcome, right: CallOutcome) -> bool:
-    """Whether two answers agree up to rounding, generously: larger differences are not rounding."""
+    """Whether two answers agree within a generous rounding tolerance."""
     if left.tensors is None or right.tensors is None or len(left.tensors) != len(right.tensors):
         return False
     return all(_roughly_equal_tensors(a.detach(), b.detach()) for a, b in zip(left.tensors, right.tensors, strict=True))
@@ -276,7 +276,7 @@ def _perturbation(eps: Callable[[torch.Tensor], float], seed: int) -> Callable[[
 
 
 def abort_if_gpu_lost(error: Exception) -> None:
-    """Abort this process if an error has cost it its GPU for good.
+    """Abort this process if an error has destroyed its GPU context.
 
     Another process is started in its place, as after any crash of ATen's.
     """

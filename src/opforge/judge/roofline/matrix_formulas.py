@@ -1,4 +1,4 @@
-"""Needs of matrix products, convolutions and attention, with operations as torch counts them."""
+"""Cost of matrix products, convolutions and attention, with operations as torch counts them."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def measure(device: str) -> Peaks:
 
 
 def _host_clock(action: Action) -> float:
-    """Time an action by this thread's CPU time, which stands still while others have the core."""
+    """Time an action by this thread's CPU time, which stops while others use the core."""
     action()
     began = time.thread_time_ns()
     action()

@@ -55,7 +55,7 @@ _MAX_CALLS = 512
 _MAX_BLOCK_TENSORS = 1024
 _MAX_BLOCK_BYTES = 64 << 20
 _RELAYOUT_EVERY = 3
-"""Rounds before all calls are laid out again: memory placement changes times by some percent."""
+"""Rounds before all calls are allocated again: memory placement changes times by some percent."""
 _JUDGED_CALLS_PER_BLOCK = 2
 """Calls of a block that are judged."""
 _MAX_CHEAP_BYTES = 16 << 20
@@ -65,7 +65,7 @@ _MAX_CHEAP_TENSORS = 64
 Judging it takes longer than timing it."""
 _COSTLY_JUDGE_PROBABILITY = 1 / 3
 _HALT_PROBABILITY = 1 / 6
-"""Share of the kernel's turns before which a block is stopped half-way."""
+"""Probability that an extra block of the kernel is stopped half-way before a timed one."""
 _MAX_HALF_WAY_TRIES = 24
 """Attempts to stop a block half-way at the end of a race in which none has succeeded."""
 _EXTRA_WAIT_NS = 100_000_000
@@ -110,7 +110,7 @@ class CpuRace:
         self._call_tensors = max(1, len(self._renewals))
         self._is_costly = self._call_bytes > _MAX_CHEAP_BYTES or self._call_tensors > _MAX_CHEAP_TENSORS
         self._cores: set[int] = set()
-        """Core on which both sides and this process run, in turn."""
+        """Core that both sides and this process share, one at a time."""
         self._all_cores: set[int] = set()
         self._addresses: dict[bool, list[list[int]]] = {}
         """Addresses of the inputs of each call, by side."""
@@ -174,7 +174,7 @@ class CpuRace:
         return {**headline, **interval, "rounds": row["rounds"], measurement.name: row}
 
     def _size_blocks(self) -> Measurement:
-        """Lay out enough calls on both sides for a sharp time by the judge's clock."""
+        """Allocate enough calls on both sides for a precise time by the judge's clock."""
         max_calls = max(
             1, min(_MAX_CALLS, _MAX_BLOCK_BYTES // self._call_bytes, _MAX_BLOCK_TENSORS // self._call_tensors)
         )
@@ -194,7 +194,7 @@ class CpuRace:
         return min(took for took, _ in blocks)
 
     def _allocate(self, calls: int) -> None:
-        """Lay out the calls on both sides in new memory, and measure the overhead of a block."""
+        """Allocate the calls on both sides in new memory, and measure the overhead of a block."""
         for side in self._sides:
             self._run_alone(side)
             request = HostAllocateRequest(calls, self._parts, None if side.has_calls else self._timed)

@@ -273,7 +273,7 @@ class GpuRace:
         return short or (self._method == "events" and self._calls_in_a_row(shortest) > 2 * call.calls)
 
     def _choose_core(self, cores: set[int]) -> set[int]:
-        """Return one core other than the judge's; both sides use it in turn, since cores differ."""
+        """Return one core other than the judge's; both sides share it, since cores differ."""
         return {self._random.choice(sorted(cores - {linux.current_core()}) or sorted(cores))}
 
     def _row(self, measurements: list[Measurement]) -> dict[str, Any]:
@@ -442,7 +442,7 @@ class GpuRace:
                 self._time_block(side, measurement)
 
     def _run_alone(self, side: Side) -> None:
-        """Let one side run, and nothing of the other."""
+        """Let one side run, with the other one stopped."""
         (self._aten if side is self._kernel else self._kernel).pause_and_wait()
         side.worker.resume()
 

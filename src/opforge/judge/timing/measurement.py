@@ -17,7 +17,7 @@ from opforge.sandbox.host.request import RunRequest
 
 _MIN_ROUNDS = 8
 _MIN_COUNTED_LAYOUTS = 6
-"""Fewest values whose ranks give an interval that holds the median 95 times in a hundred."""
+"""Minimum sample size for a 95 % interval of the median from order statistics."""
 _MIN_SECONDARY_ROUNDS = 5
 _MIN_DOUBTFUL_ROUNDS = 32
 """Rounds needed to accuse a kernel; it then is, if fewer than `_MIN_COUNTED_LAYOUTS` are honest."""
@@ -32,7 +32,7 @@ _CLOCK_SLACK_SHARE = 0.1
 FILL_SLACK_NS = 400_000
 """Extra time that filling inputs may take on a GPU that nothing else keeps busy."""
 _CLOCK_SURE_Z = 3.3
-"""Certainty needed to say that a block took longer than reported: one in a thousand is wrong."""
+"""Confidence needed to say that a block took longer than reported: one error in a thousand."""
 
 
 class Wait(enum.IntEnum):
@@ -54,9 +54,9 @@ class Measurement:
     gpu_sleep_ns: float = 0.0
     method: str = ""
     secondary: bool = False
-    """Whether it only supplements another figure: its interval may stay wide."""
+    """Whether it only supplements another measurement: its interval may stay wide."""
     relayout_every: int = 1
-    """Rounds until everything is laid out in other memory; the rounds of a leg count as one."""
+    """Rounds between reallocations; the rounds on one allocation count as one."""
     kernel_ns: list[float] = field(default_factory=list)
     aten_ns: list[float] = field(default_factory=list)
     kernel_overhead_ns: list[float] = field(default_factory=list)
@@ -116,7 +116,7 @@ class Measurement:
 
     @property
     def ratios(self) -> list[float]:
-        """Return ATen's time over the kernel's, the median of each leg, sorted."""
+        """Return ATen's time over the kernel's, the median of each allocation, sorted."""
         legs: dict[int, list[float]] = {}
         aten, kernel = self._corrected_ns(is_kernel=False), self._corrected_ns(is_kernel=True)
         for i in self.counted_rounds:

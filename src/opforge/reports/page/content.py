@@ -180,7 +180,7 @@ def _score(title: str, value: str, interval: str, remark: str) -> dict[str, str]
 
 
 def _sections(manifest: Manifest, summary: Summary) -> Iterator[dict[str, Any]]:
-    """Yield further facts beside the verdicts, as lists of lines under titles."""
+    """Yield facts other than verdicts, as lists of lines under titles."""
     tallies = [t for _, t in sorted(summary.operators.items())]
     missing_protections = manifest.missing_protections if manifest.confinement is not None else ()
     sections = {

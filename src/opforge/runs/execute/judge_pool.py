@@ -256,7 +256,7 @@ class JudgePool:
         self._queue(racing=task.is_timed).append(task)
 
     def watch_socket(self, source: socket.socket, on_readable: Callable[[], None]) -> None:
-        """Also watch a socket during each turn; ``on_readable`` is called when it is readable."""
+        """Also watch a socket during each step; ``on_readable`` is called when it is readable."""
         self._selector.register(source, selectors.EVENT_READ, on_readable)
 
     @property

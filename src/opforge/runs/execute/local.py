@@ -24,7 +24,7 @@ def same_kind_gpus(names: list[str], visible: str | None) -> list[str]:
 
 
 class ThisMachine:
-    """The machine that one sits at: its cores and its GPUs."""
+    """The local machine: its cores and its GPUs."""
 
     default_workers = 2
     most_workers = 256

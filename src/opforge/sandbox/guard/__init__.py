@@ -1,1 +1,1 @@
-"""What keeps a kernel from files, network, other processes and ATen's own code, or notices it."""
+"""Confinement of kernels, and detection of forbidden calls and of tampering."""

@@ -61,7 +61,7 @@ Handler = Callable[["AuditHook", tuple[Any, ...]], None]
 
 
 class AuditHook:
-    """The kernel's attempts since they were last taken."""
+    """Records the kernel's attempts until they are popped."""
 
     def __init__(self, confinement: Confinement, homes: tuple[str, ...]) -> None:
         self._confinement = confinement

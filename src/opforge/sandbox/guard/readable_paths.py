@@ -119,7 +119,7 @@ def _holds(folder: str, shut: tuple[str, ...]) -> bool:
 
 
 def _open_parts(path: str, shut: tuple[str, ...]) -> Iterator[str]:
-    """Yield a folder; if it contains a closed folder, everything in it except the way there."""
+    """Yield a folder; if it contains a closed folder, everything in it except the path to that."""
     real = os.path.realpath(path)
     if not _holds(real, shut):
         yield real

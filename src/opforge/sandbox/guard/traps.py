@@ -241,7 +241,7 @@ class Traps:
         self._folder = f"{file.parent}{os.sep}"
 
     def wrap_kernel(self, kernel: Function) -> Function:
-        """Wrap a kernel's function so that calls from within it are told from the harness's."""
+        """Wrap a kernel's function to distinguish calls from within it from the harness's."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._given = (args, kwargs)

@@ -1,4 +1,4 @@
-"""Keep results, as programs do: no later call may write to their memory or return it again."""
+"""Keep results, as programs do: no later call may write to their memory or reuse it."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class ReportedDtype:
 
 @dataclass(frozen=True, slots=True)
 class ReportedObject:
-    """A result that cannot be returned, in words."""
+    """Description of a result that cannot be returned."""
 
     kind: str
 

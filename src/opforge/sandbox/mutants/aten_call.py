@@ -70,7 +70,7 @@ class AtenCall:
         return result_of(self.op, result, args, kwargs)
 
     def with_arguments(self, args: list[Any], kwargs: dict[str, Any]) -> AtenCall | None:
-        """Return a trial of other arguments, with its true answer; None if ATen raises."""
+        """Return the call with other arguments and its true answer; None if ATen raises."""
         blank = replace(self, args=args, kwargs=kwargs)
         truth = blank.repeat()
         return None if truth is None else replace(blank, truth=truth)

@@ -22,7 +22,7 @@ from opforge.sandbox.mutants.mutations import mutation_for, shares_storage
 from opforge.sandbox.mutants.probes import probes
 
 _MAX_PROBED_CASES = 40
-"""Cases on which witnesses are tried before a mutant counts as right there."""
+"""Cases on which probes are tried before a mutant counts as right there."""
 _MAX_ROUNDING_STEPS = 4
 """Rounding steps within which two numbers are equal, for example after summing in another order."""
 
@@ -31,9 +31,9 @@ class MutantEffect(enum.StrEnum):
     """What a mutant has shown so far."""
 
     VOID = "void"
-    """It is right: neither cases nor witnesses tell it from ATen."""
+    """It is right: neither cases nor probes distinguish it from ATen."""
     SAME = "same"
-    """A witness tells it from ATen, but no case did."""
+    """A probe distinguishes it from ATen, but no case did."""
     CHANGED = "changed"
     """Its answer to a case differed from ATen's."""
 

@@ -1,4 +1,4 @@
-"""One function per mutant: turns a trial of ATen's into an answer that is wrong in one way."""
+"""One function per mutant: turns a call of ATen into an answer that is wrong in one way."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _ignored(call: AtenCall, argument: str) -> CallResult | None:
 
 
 def without_argument(call: AtenCall, argument: str) -> tuple[list[Any], dict[str, Any]] | None:
-    """Return a trial's arguments without one of them; None if it is not given."""
+    """Return a call's arguments without one of them; None if it is not given."""
     if argument in call.kwargs:
         return call.args, {n: v for n, v in call.kwargs.items() if n != argument}
     names = [a.name for a in call.op.arguments]

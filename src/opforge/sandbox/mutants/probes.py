@@ -1,7 +1,7 @@
-"""Witnesses: variations of a case on which a mutant would show.
+"""Probes: variations of a case that expose a mutant.
 
 A suite without a NaN must still notice that NaN is swallowed. So a mutant that changed nothing on a
-case is tried on witnesses: the same call with other contents, layouts or arguments. If they show
+case is tried on probes: the same call with other contents, layouts or arguments. If they expose
 it, the suite is weak. If none does, the mutant is right there (swapped operands of a sum, for
 example) and does not count.
 """
@@ -27,7 +27,7 @@ _MAX_PROBED_ELEMENTS = 1 << 20
 
 
 def probes(call: AtenCall, mutant: str) -> Iterator[AtenCall]:
-    """Yield trials on which a mutant would show if it is wrong."""
+    """Yield calls that expose a mutant if it is wrong."""
     if sum(t.numel() for t in call.inputs) > _MAX_PROBED_ELEMENTS:
         return
     for args, kwargs in _probe_arguments(call, mutant):

@@ -49,7 +49,7 @@ class Accepted:
 
 
 PropertyCheck = Callable[[Results], Accepted | None]
-"""Returns a ruling, or None if numbers decide; raises RejectedError if the property is broken."""
+"""Returns the accepted results, or None if numbers decide; raises RejectedError otherwise."""
 
 
 def wrong_result(text: str, **figures: float) -> RejectedError:

@@ -82,11 +82,11 @@ class _WorkerState:
                 self._kept[1].close()
             confine = {"run": folder, "held": not self.confinement["missing"]} if config.confine else None
             peaks = self.peaks if timed else None
-            executor = JudgePool(config, self.server, self._hear, confine, peaks, keep_judges=True)
+            executor = JudgePool(config, self.server, self._emit_rows, confine, peaks, keep_judges=True)
             self._kept = (key, executor)
         return self._kept[1]
 
-    def _hear(self, rows: list[ResultRow]) -> None:
+    def _emit_rows(self, rows: list[ResultRow]) -> None:
         self.emit(rows)
 
     def serves(self, device: str) -> bool:

@@ -111,7 +111,7 @@ class UnpackedJob:
 
 
 def unpack(shipment: Shipment) -> UnpackedJob:
-    """Return a parcel's job with its files in this machine's cache; existing files are kept."""
+    """Return a shipment's job with its files in this machine's cache; existing files are kept."""
     moved = {bundle.folder: str(_write_bundle(bundle)) for bundle in shipment.bundles}
     kernel = shipment.job.kernel
     kernel = replace(kernel, file=_moved(kernel.file, moved))
