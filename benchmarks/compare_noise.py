@@ -5,7 +5,7 @@
 
 A repeat is two runs on the CPU: one of example kernels, and one of the same with a regression planted in one of them (it
 does its work four times). Held against each other, the two must name that one and nothing else. The runs without a
-regression, each held against the next, must name nothing.
+regression, each compared with the next, must name nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Kernels by language models against loopback servers: the whole road, and many operators at once.
+"""Kernels by language models against loopback servers: end to end, and many operators at once.
 
-    python benchmarks/generation.py road [--device cuda] [--replayed] [--backends llm,kernel_agent] [--judges 2]
+    python benchmarks/generation.py end-to-end [--device cuda] [--replayed] [--backends llm,kernel_agent] [--judges 2]
     python benchmarks/generation.py load [--operators 100] [--workers 4] [--rounds 2] [--delay 2.0] [--parallel 32] [--judges 2]
 
-``road``: relu, add and softmax of OpInfo, by backend llm (wrong at first, right after feedback) and by kernel_agent with 6 workers and 15 rounds;
+``end-to-end``: relu, add and softmax of OpInfo, by backend llm (wrong at first, right after feedback) and by kernel_agent with 6 workers and 15 rounds;
 kernels in Triton, on a CPU in its interpreter, on a GPU compiled. ``load``: a slow server, many operators, several workers each; how busy asking and
 judging were, and how memory went.
 """
@@ -57,7 +57,7 @@ def summary_of(out: Path) -> dict[str, Any]:
     return row
 
 
-def road(device: str, kinds: list[str], judges: int, *, replayed: bool) -> None:
+def end_to_end(device: str, kinds: list[str], judges: int, *, replayed: bool) -> None:
     """Show that both backends come to right kernels, and in how long."""
     agent = ["--kernel-agent-workers", "6", "--kernel-agent-max-rounds", "15", "--parallel", "18"]
     for kind in kinds:
@@ -159,10 +159,10 @@ def watch(process: subprocess.Popen[bytes], out: Path) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("road", "load"))
+    parser.add_argument("what", choices=("end-to-end", "load"))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--replayed", action="store_true", help="road: by transcripts, which need no SDK")
-    parser.add_argument("--backends", default="llm,kernel_agent", help="road: which, in which order")
+    parser.add_argument("--replayed", action="store_true", help="end-to-end: by transcripts, which need no SDK")
+    parser.add_argument("--backends", default="llm,kernel_agent", help="end-to-end: which, in which order")
     parser.add_argument("--operators", type=int, default=100)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=2)
@@ -170,8 +170,8 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=32)
     parser.add_argument("--judges", type=int, default=2)
     arguments = parser.parse_args()
-    if arguments.what == "road":
-        road(arguments.device, arguments.backends.split(","), arguments.judges, replayed=arguments.replayed)
+    if arguments.what == "end-to-end":
+        end_to_end(arguments.device, arguments.backends.split(","), arguments.judges, replayed=arguments.replayed)
     else:
         load(arguments)
 

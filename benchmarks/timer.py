@@ -128,17 +128,17 @@ class Ring:
                 reply = self._workers[number].ask({"do": "load", "kernel": kernel})
                 assert "error" not in reply, reply
                 self._loaded[number] = file
-        batch, placed = placed_case(op, text, self.device)
+        batch, entry = placed_case(op, text, self.device)
         for worker in self._workers:
             batch.copy_to(worker.arena_view)
-        nbytes = sum(row[1] for row in placed.input_rows) + sum(
-            t.nbytes for t in instances(placed.answer.result, torch.Tensor)
+        nbytes = sum(row[1] for row in entry.input_rows) + sum(
+            t.nbytes for t in instances(entry.answer.result, torch.Tensor)
         )
         begun = time.perf_counter()
         race: GpuRace | CpuRace = (
-            CpuRace(*self._workers, op, placed, None, writes_inputs=facts.mutates)
+            CpuRace(*self._workers, op, entry, None, writes_inputs=facts.mutates)
             if self.device.type == "cpu"
-            else GpuRace(*self._workers, op, placed, None, self.device, writes_inputs=facts.mutates)
+            else GpuRace(*self._workers, op, entry, None, self.device, writes_inputs=facts.mutates)
         )
         self.spent.clear()
         row = race.run()
@@ -153,10 +153,10 @@ def placed_case(op: str, text: str, device: torch.device) -> tuple[Batch, BatchE
     assert facts is not None, op
     case = Case.make(op, text, phase=Phase.PERFORMANCE)
     batch = Batch(facts, device, 1 << 30, {}, np.zeros(1 << 20, np.uint8))
-    placed = batch.add(CaseRow(case.id, text, "", Expect.RETURNS, Phase.PERFORMANCE, ""))
-    assert placed is not None
-    assert placed.answer.raised is None, placed.answer.raised
-    return batch, placed
+    entry = batch.add(CaseRow(case.id, text, "", Expect.RETURNS, Phase.PERFORMANCE, ""))
+    assert entry is not None
+    assert entry.answer.raised is None, entry.answer.raised
+    return batch, entry
 
 
 def arguments(op: str, text: str, device: torch.device) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
@@ -288,8 +288,8 @@ def known_ratios(ring: Ring, repeats: int) -> list[dict[str, Any]]:
                 figures = (
                     f"{row['kernel_us']:10.3f}{row['aten_us']:10.3f}{row['speedup']:9.4f}{interval:>20}{beside:10.3f}"
                 )
-                laid = f"{row['device']['cache']} {row['device']['calls']} {row['seconds']:.3f}s"
-                print(f"{what:30}{figures}  {laid}", flush=True)
+                allocated = f"{row['device']['cache']} {row['device']['calls']} {row['seconds']:.3f}s"
+                print(f"{what:30}{figures}  {allocated}", flush=True)
     return rows
 
 

@@ -146,7 +146,7 @@ def under(name: str, made_from: tuple[Any, Any], kernels: Path, device: str) -> 
     }
     answers, counters = {}, {}
     for way in WAYS:
-        with placed(way, kernels, device) as enabled:
+        with installed(way, kernels, device) as enabled:
             answers[way] = call(made)
             counters[way] = enabled.counters() if enabled else {}
     outcome["counters"] = {way: counted(counters[way]) for way in WAYS[1:]}
@@ -160,7 +160,7 @@ def under(name: str, made_from: tuple[Any, Any], kernels: Path, device: str) -> 
 
 
 @contextmanager
-def placed(way: str, kernels: Path, device: str) -> Iterator[Any]:
+def installed(way: str, kernels: Path, device: str) -> Iterator[Any]:
     with nullcontext() if way == "ATen" else opforge.enabled(kernels, device=device, policy=way) as enabled:
         yield enabled
 
@@ -181,7 +181,7 @@ def race(made: ModelWithInputs, kernels: Path, device: str) -> dict[str, list[fl
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for turn in range(ROUNDS + 1):
         for way in WAYS[turn % 3 :] + WAYS[: turn % 3]:
-            with placed(way, kernels, device):
+            with installed(way, kernels, device):
                 call(made)
                 settle(device)
                 begun = time.perf_counter()
@@ -256,7 +256,7 @@ def train(kernels: Path, device: str, steps: int) -> dict[str, Any]:
     """Train one small decoder with ATen and with all kernels, from the same weights on the same data."""
     curves, tally = {}, {}
     for way, narrow, placing in (("ATen", True, "ATen"), ("kernels", True, "all"), ("ATen in float32", False, "ATen")):
-        with placed(placing, kernels, device) as enabled:
+        with installed(placing, kernels, device) as enabled:
             begun = time.monotonic()
             curves[way] = curve(device, steps, narrow=narrow)
             print(f"{steps} steps, {way}: {time.monotonic() - begun:.1f} s", flush=True)

@@ -1,4 +1,4 @@
-"""A feed-forward block made of operators of the package my_ops (docs/authoring.md makes it), compiled whole and held against plain PyTorch."""
+"""A feed-forward block made of operators of the package my_ops (docs/authoring.md makes it), compiled as one graph and compared with plain PyTorch."""
 
 import my_ops
 import torch

@@ -109,7 +109,7 @@ def test_commands_answer_as_shown(page: Path, checkout: Path, surroundings: dict
 
 
 def run(text: str, folder: Path, surroundings: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a command as a shell does; a plain one of ours, in this environment, runs in this process."""
+    """Run a command as a shell does; a plain opforge command, in this environment, runs in this process."""
     program, *words = shlex.split(text)
     if program == "opforge" and SERVER_VARIABLE in surroundings and not set("|&;<>$`") & set(text):
         return opforge(*words, cwd=folder, **surroundings)

@@ -100,7 +100,7 @@ def test_changed_contents_keep_first_and_last(reordered):
     assert torch.equal(made.sum(), tensor.sum()) or torch.isclose(made.sum(), tensor.sum()) == reordered
 
 
-def test_over_some_cases_every_twist_has_its_turn():
+def test_over_some_cases_every_variant_is_used():
     (count, layouts), (also, values) = variants_to_try(0, 1, {}, with_values=True)
     assert (count, set(layouts)) == (len(LAYOUT_VARIANTS), set(LAYOUT_VARIANTS))
     assert (also, set(values)) == (len(VALUE_VARIANTS), set(VALUE_VARIANTS))

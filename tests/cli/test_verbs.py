@@ -222,7 +222,7 @@ def autoload():
 
 @pytest.mark.own_server
 @pytest.mark.slow
-def test_a_backend_that_the_environment_enables_is_not_what_kernels_are_held_against(tmp_path, kernel_directory):
+def test_a_backend_that_the_environment_enables_is_not_the_baseline_of_kernels(tmp_path, kernel_directory):
     site = tmp_path / "site"
     (site / "spoiler-1.0.dist-info").mkdir(parents=True)
     (site / "spoiler.py").write_text(SPOILER)

@@ -36,7 +36,7 @@ def register() -> None:
 
 
 class Calls(torch.nn.Module):
-    """Calls operators of ours, one after the other."""
+    """Calls custom operators, one after the other."""
 
     def __init__(self, *names: str) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Calls(torch.nn.Module):
 
 
 class Beside(torch.nn.Module):
-    """Has something for XNNPACK before and after an operator of ours: the sum of each row, six times, in every column."""
+    """Has something for XNNPACK before and after a custom operator: the sum of each row, six times, in every column."""
 
     def __init__(self) -> None:
         super().__init__()

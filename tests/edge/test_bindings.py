@@ -1,4 +1,4 @@
-"""The YAML file, selections, schemas and words of the command line: what cannot work is refused in words, before anything runs."""
+"""The YAML file, selections, schemas and words of the command line: what cannot work is refused with a reason, before anything runs."""
 
 from __future__ import annotations
 

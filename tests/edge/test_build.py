@@ -1,4 +1,4 @@
-"""Libraries of kernels: both tools build them, selection leaves the rest out, and what does not fit is said in words."""
+"""Libraries of kernels: both tools build them, selection leaves the rest out, and errors are explained."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_a_program_is_written_whole_or_not_at_all(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_xnnpack_can_run_is_delegated_beside_an_operator_of_ours(exports, ran):
+def test_xnnpack_parts_are_delegated_beside_a_custom_operator(exports, ran):
     assert exports.said["delegated"] == ["my_ops::mul3.out"]
     assert exports.said["delegated delegates"] == 2
     assert exports.said["mul3 delegates"] == 0

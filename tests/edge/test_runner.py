@@ -1,4 +1,4 @@
-"""The program for the device: it answers as eager PyTorch does, has the selected kernels and no others, and says in words what is wrong."""
+"""The program for the device: it answers as eager PyTorch does, has the selected kernels and no others, and explains errors."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ SERVERS: dict[str, type[ModelServer]] = {"anthropic": AnthropicServer, "openai":
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set keys of ours, and take out what would lead a client elsewhere."""
+    """Set test keys, and remove variables that would redirect a client."""
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)

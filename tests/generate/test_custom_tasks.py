@@ -121,7 +121,7 @@ def test_right_at_once_and_judged_again_from_disk(customs, tmp_path):
     assert verdicts(again) == PASSED
     assert kernels(again) == ["shrink__llm_1"]
     assert again.manifest.plan.kernels[0].reference == "shrink_reference"
-    (folder / "shrink_llm_1.py").write_text(WRONG)  # it is held against something
+    (folder / "shrink_llm_1.py").write_text(WRONG)  # so that there is something to compare it with
     assert {verdict for verdict, _ in verdicts(customs.again(tmp_path / "wrong"))["shrink"]} == {"wrong"}
     assert sorted(p.name for p in (customs.root / "shrink").glob("*.py")) == [
         "gen_input.py",
@@ -236,7 +236,7 @@ def test_kernels_may_go_among_the_users_own_and_overwrite_none(customs):
         ("other", "gen_input.py there differs from the one in"),
     ],
 )
-def test_a_place_where_kernels_would_be_held_against_something_else_is_refused(customs, tmp_path, there, said):
+def test_a_folder_where_kernels_would_be_compared_with_something_else_is_refused(customs, tmp_path, there, said):
     customs.write("shrink", gen_input=GEN_INPUT, shrink_mine=RIGHT)
     shutil.copytree(customs.root, tmp_path / "other")
     (tmp_path / "other" / "shrink" / "gen_input.py").write_text(RACES)

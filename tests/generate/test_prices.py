@@ -1,4 +1,4 @@
-"""Prices of ours and of the user's."""
+"""Built-in prices, and the user's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same road on a GPU: smoke, a slice of OpInfo, the example kernels. Run with `pytest -m gpu` on a machine that has one."""
+"""End to end on a GPU: smoke, a slice of OpInfo, the example kernels. Run with `pytest -m gpu` on a machine that has one."""
 
 from __future__ import annotations
 

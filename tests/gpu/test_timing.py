@@ -43,9 +43,9 @@ def check_figures(row, timed="device"):
     assert row["timed"] == timed
     assert set(row["device"]) == TIMES | {"method", "cache"}
     assert set(row["call"]) == set(row["sync"]) == TIMES
-    for figure in (row["device"], row["call"], row["sync"]):
-        assert 0 < figure["low"] <= figure["speedup"] <= figure["high"]
-        assert min(figure["kernel_us"], figure["aten_us"]) > 0
+    for measurement in (row["device"], row["call"], row["sync"]):
+        assert 0 < measurement["low"] <= measurement["speedup"] <= measurement["high"]
+        assert min(measurement["kernel_us"], measurement["aten_us"]) > 0
     assert row["device"]["rounds"] + row["device"]["set_aside"] >= 8
     assert (row["speedup"], row["speedup_low"], row["speedup_high"]) == tuple(
         row[timed][name] for name in ("speedup", "low", "high")

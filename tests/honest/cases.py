@@ -21,7 +21,7 @@ DRAW: ContextVar[int] = ContextVar("DRAW", default=0)
 
 
 def contents(kind: str, dtype: torch.dtype, count: int, seed: int) -> torch.Tensor:
-    """Return so many numbers: ``usual``, ``nan``, ``odd`` (NaN and infinities), ``extreme`` (finite), ``special`` (all of it), ``equal`` (duplicates)."""
+    """Return this many numbers: ``usual``, ``nan``, ``odd`` (NaN and infinities), ``extreme`` (finite), ``special`` (all of it), ``equal`` (duplicates)."""
     generator = torch.Generator().manual_seed(seed + 100_000 * DRAW.get())
     if dtype == torch.bool:
         return torch.randint(0, 2, (count,), generator=generator).bool()

@@ -107,13 +107,13 @@ def test_a_signature_has_the_dtypes_of_tensors_and_the_kinds_of_numbers():
 
 def test_whole_numbers_among_others_in_a_list_have_bounds():
     arguments = {"scalars": {"[int float]*2": [1, 2.5]}}
-    domain = ProvenCalls(
+    proven_calls = ProvenCalls(
         schema_of("_foreach_add.ScalarList"),
         {"[float32]*2": {**ROW, "extents": ANY_EXTENTS, "arguments": arguments}},
         check_speed=True,
     )
-    assert domain.why_not(([X, X], [1, 2.5]), {}) == ""
-    assert domain.why_not(([X, X], [10**9, 2.5]), {}) == "scalars not proven for this value"
+    assert proven_calls.why_not(([X, X], [1, 2.5]), {}) == ""
+    assert proven_calls.why_not(([X, X], [10**9, 2.5]), {}) == "scalars not proven for this value"
 
 
 def test_a_result_on_another_device_is_for_aten(kernels):

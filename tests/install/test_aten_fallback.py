@@ -172,7 +172,7 @@ def relu_kernel_impl(self):
 """
 
 
-def test_what_one_kernel_raises_is_not_laid_to_the_charge_of_one_that_came_meanwhile(kernels):
+def test_an_error_of_one_kernel_is_not_blamed_on_one_installed_meanwhile(kernels):
     second = kernels({"relu": RELU}, mark=5000, folder="second")
     first = kernels({"relu": SECOND.format(root=str(second))}, folder="first")
     for root in (first, second):

@@ -56,11 +56,11 @@ def test_a_call_that_is_remembered_makes_no_other_one_inside(kernels, op, other,
 def test_where_a_tensor_begins_is_looked_at_unless_it_is_proven(kernels, layouts):
     root = kernels({"relu": RELU})
     prove(root, "relu", {"relu.default": {"float32": {**EVERYWHERE, "layouts": layouts}}})
-    begins, further = torch.ones(4, 4), torch.ones(20)[4:].view(4, 4)
+    begins, shifted = torch.ones(4, 4), torch.ones(20)[4:].view(4, 4)
     with opforge.enabled(root, device="cpu"):
         for _ in range(2):
             assert marked(torch.relu(begins))
-            assert marked(torch.relu(further)) is ("offset" in layouts)
+            assert marked(torch.relu(shifted)) is ("offset" in layouts)
 
 
 def test_the_same_tensor_twice_a_number_and_a_scalar_are_answered_like_others(kernels):
@@ -99,7 +99,7 @@ def test_remembered_calls_in_modes_and_threads(kernels):
 def test_calls_that_are_passed_on_are_remembered_with_the_reason(kernels, layouts):
     root = kernels({"add": ADD})
     prove(root, "add", {"add.Tensor": {"float32,float32": {**EVERYWHERE, "layouts": layouts}}})
-    small, large, further = torch.ones(4, 4), torch.ones(5, 5), torch.ones(20)[4:].view(4, 4)
+    small, large, shifted = torch.ones(4, 4), torch.ones(5, 5), torch.ones(20)[4:].view(4, 4)
     with opforge.enabled(root, device="cpu") as made:
         for _ in range(3):
             assert torch.equal(torch.add(large, large.clone()), large * 2)
@@ -108,7 +108,7 @@ def test_calls_that_are_passed_on_are_remembered_with_the_reason(kernels, layout
             assert torch.equal(torch.add(large, 3), large * 4)
             assert torch.equal(torch.add(large, 0.5), large * 1.5)
             assert marked(torch.add(small, small.clone()))
-            assert marked(torch.add(small, further)) is ("offset" in layouts)
+            assert marked(torch.add(small, shifted)) is ("offset" in layouts)
         counts = made.counters()["add.Tensor"]
     outside = {} if "offset" in layouts else {"layout not proven": 3}
     assert counts["aten"] == {"size not proven": 9, "dtypes not proven": 6, **outside}
@@ -130,7 +130,7 @@ def test_what_is_remembered_is_not_asked_for_again(kernels, monkeypatch):
     assert len(asked) == 4
 
 
-def test_with_more_geometries_than_there_is_room_for_all_is_answered_as_before(kernels, monkeypatch):
+def test_with_more_geometries_than_are_cached_all_is_answered_as_before(kernels, monkeypatch):
     monkeypatch.setattr(fast_path, "MAX_GEOMETRIES", 3)
     root = kernels({"relu": RELU})
     prove(root, "relu", {"relu.default": {"float32": EVERYWHERE}})

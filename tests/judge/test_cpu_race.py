@@ -76,20 +76,20 @@ class Ring:
         batch = Batch(table().get(op), CPU, self.config.input_bytes, {}, np.zeros(64 << 20, np.uint8))
         case = Case.make(op, text, phase=Phase.PERFORMANCE)
         row = CaseRow(case.id, text, "", Expect.RETURNS, Phase.PERFORMANCE, "")
-        placed = batch.add(row)
+        entry = batch.add(row)
         if contents is not None:
-            at, nbytes = placed.input_rows[0][:2]
+            at, nbytes = entry.input_rows[0][:2]
             batch._buffer[at : at + nbytes] = contents.numpy().view(np.uint8).ravel()
-        return batch, placed
+        return batch, entry
 
     def race(self, op: str, text: str, source: str | None = None, contents=None) -> Verdict:
         """Race a kernel, or ATen, that is known to be right on a case."""
-        batch, placed = self.placed(op, text, contents)
+        batch, entry = self.placed(op, text, contents)
         worker = self.worker(op, source)
         batch.copy_to(worker.arena_view)
-        return self.racing.time_case(table().get(op), worker, batch, placed, Verdict(VerdictKind.PASSED), required=True)
+        return self.racing.time_case(table().get(op), worker, batch, entry, Verdict(VerdictKind.PASSED), required=True)
 
-    def asked_apart(self, op: str, source: str, placed, seed: int) -> Verdict | None:
+    def asked_apart(self, op: str, source: str, entry, seed: int) -> Verdict | None:
         """Judge a kernel on contents with a seed, by itself."""
         file = self._folder / f"apart_{len(self._workers)}.py"
         file.write_text(textwrap.dedent(source))
@@ -100,7 +100,7 @@ class Ring:
             "name": "apart",
         }
         worker = KernelWorker(self._spawner, self.config)
-        return recheck_in_new_process(worker, self.config, kernel, table().get(op), placed, seed, required=True)
+        return recheck_in_new_process(worker, self.config, kernel, table().get(op), entry, seed, required=True)
 
     def close(self) -> None:
         self.racing._end_baseline()
@@ -115,19 +115,19 @@ def ring(shared_server, tmp_path_factory):
     ring.close()
 
 
-def near(finding, ratio=1.0):
+def near(verdict, ratio=1.0):
     """Whether a speedup is the ratio, as far as that can be asked on a machine that others use too."""
-    figures = finding.figures
+    figures = verdict.figures
     low, high, speedup = figures["speedup_low"], figures["speedup_high"], figures["speedup"]
-    slower = BUSY_NOTE in finding.notes and speedup < ratio
+    slower = BUSY_NOTE in verdict.notes and speedup < ratio
     return low <= ratio <= high or ratio / 1.5 < speedup < ratio * 1.5 or slower
 
 
 def test_aten_against_itself_and_every_field(ring):
-    finding = ring.race("mm.default", PRODUCT)
-    row = finding.figures
-    assert finding.passed
-    assert near(finding)
+    verdict = ring.race("mm.default", PRODUCT)
+    row = verdict.figures
+    assert verdict.passed
+    assert near(verdict)
     assert row["timed"] == "call"
     assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
     assert set(row["call"]) == TIMES
@@ -160,12 +160,12 @@ def test_the_gradients_that_the_judge_asks_for_load_nothing_that_slows_later_cal
                 raise RuntimeError("sympy is here")
             return 0 - self
     """
-    batch, placed = ring.placed("neg.default", UNARY)
+    batch, entry = ring.placed("neg.default", UNARY)
     worker = ring.worker("neg.default", source)
     batch.copy_to(worker.arena_view)
-    (answer,) = worker.ask({"do": "gradient", "op": "neg.default", "case": placed.request().wire()})["results"]
+    (answer,) = worker.ask({"do": "gradient", "op": "neg.default", "case": entry.request().wire()})["results"]
     assert "T" in answer["returned"][0], answer
-    (answer,) = worker.ask({"do": "call", "op": "neg.default", "cases": [placed.request().wire()]})["results"]
+    (answer,) = worker.ask({"do": "call", "op": "neg.default", "cases": [entry.request().wire()]})["results"]
     assert "raised" not in answer, answer
 
 
@@ -176,10 +176,10 @@ def test_a_kernel_that_does_its_work_twice_is_half_as_fast(ring):
             torch.mm(mat2, self)
             return torch.mm(self, mat2)
     """
-    finding = ring.race("mm.default", PRODUCT, source)
-    assert finding.passed
-    assert near(finding, 0.5)
-    assert finding.figures["speedup"] < 1 / 1.5  # however busy the machine is: it is never flattered
+    verdict = ring.race("mm.default", PRODUCT, source)
+    assert verdict.passed
+    assert near(verdict, 0.5)
+    assert verdict.figures["speedup"] < 1 / 1.5  # however busy the machine is: it is never flattered
 
 
 @pytest.mark.parametrize(
@@ -203,10 +203,10 @@ def test_a_kernel_that_does_its_work_twice_is_half_as_fast(ring):
     ],
 )
 def test_operators_of_every_kind_are_timed(ring, op, text):
-    finding = ring.race(op, text)
-    assert finding.passed, finding.reason
-    assert set(finding.figures.get("call", ())) == TIMES, finding.notes
-    assert finding.figures["kernel_us"] > 0
+    verdict = ring.race(op, text)
+    assert verdict.passed, verdict.reason
+    assert set(verdict.figures.get("call", ())) == TIMES, verdict.notes
+    assert verdict.figures["kernel_us"] > 0
 
 
 def positive(size: int) -> torch.Tensor:
@@ -228,10 +228,10 @@ def positive(size: int) -> torch.Tensor:
 def test_where_aten_raises_on_new_contents_a_right_kernel_passes_and_is_not_timed(ring, check):
     source = None if check is None else CHOLESKY.replace("{check}", check)
     for _ in range(4):  # either side may come first
-        finding = ring.race("linalg_cholesky.default", "((T([6, 6], f64),), {})", source, positive(6))
-        assert finding.passed, finding.reason
-        assert "speedup" not in finding.figures
-        (note,) = finding.notes
+        verdict = ring.race("linalg_cholesky.default", "((T([6, 6], f64),), {})", source, positive(6))
+        assert verdict.passed, verdict.reason
+        assert "speedup" not in verdict.figures
+        (note,) = verdict.notes
         assert note.startswith("not timed: ATen's own process: it raised "), note
         assert "positive-definite" in note
 
@@ -247,9 +247,9 @@ def test_at_the_edge_of_what_aten_takes_rounding_is_nobodys_fault(ring, monkeypa
     assert raises or 0 < float(factor[5, 5]) < 1e-8  # by the order of its additions
     monkeypatch.setattr(Renewal, "contents", lambda self, seeds: [self.words] * len(seeds))
     monkeypatch.setattr(aten, "renewed", lambda tensor, _seed, **_: tensor)
-    finding = ring.race("linalg_cholesky.default", "((T([6, 6], f64),), {})", CHOLESKY.replace("{check}", check), edge)
-    assert finding.passed, finding.reason
-    (note,) = finding.notes
+    verdict = ring.race("linalg_cholesky.default", "((T([6, 6], f64),), {})", CHOLESKY.replace("{check}", check), edge)
+    assert verdict.passed, verdict.reason
+    (note,) = verdict.notes
     assert note.startswith("not timed: ATen's own process: it raised "), note
     assert raises or note.endswith("(contents moved by a rounding step)")
 
@@ -261,9 +261,9 @@ def test_a_wrong_timed_result_is_no_less_wrong_where_aten_takes_no_float64(ring)
             return torch.zeros(1, 3, 3, 3)
     """
     call = "((T([1, 2, 5, 5], f32), T([3, 2, 3, 3], f32), None, [0, 0], [1, 1], [1, 1], 1), {})"
-    finding = ring.race("mkldnn_convolution.default", call, source)
-    assert finding.kind is VerdictKind.CHEATED, finding
-    assert "an output of a timed call is wrong" in finding.reason
+    verdict = ring.race("mkldnn_convolution.default", call, source)
+    assert verdict.kind is VerdictKind.CHEATED, verdict
+    assert "an output of a timed call is wrong" in verdict.reason
 
 
 def test_a_kernel_that_raises_after_many_calls_is_wrong(ring):
@@ -276,9 +276,9 @@ def test_a_kernel_that_raises_after_many_calls_is_wrong(ring):
                 raise ValueError("enough is enough")
             return -self
     """
-    finding = ring.race("neg.default", UNARY, source)
-    assert finding.kind is VerdictKind.WRONG
-    assert finding.reason.startswith("raised in a timed call: ValueError: enough is enough")
+    verdict = ring.race("neg.default", UNARY, source)
+    assert verdict.kind is VerdictKind.WRONG
+    assert verdict.reason.startswith("raised in a timed call: ValueError: enough is enough")
     assert near(ring.race("neg.default", UNARY))  # ATen's worker goes on
 
 
@@ -310,9 +310,9 @@ def test_results_of_timed_calls_are_judged_those_of_random_operators_by_their_co
             calls[0] += 1
             return torch.{base}(self) if calls[0] < 100 else {late}
     """
-    finding = ring.race(op, "((T([64, 64], f32, low=0, high=1),), {})", source)
-    assert finding.kind is VerdictKind.CHEATED
-    assert finding.reason.startswith("an output of a timed call is wrong: ")
+    verdict = ring.race(op, "((T([64, 64], f32, low=0, high=1),), {})", source)
+    assert verdict.kind is VerdictKind.CHEATED
+    assert verdict.reason.startswith("an output of a timed call is wrong: ")
 
 
 def test_both_the_last_of_the_timed_calls_and_an_earlier_one_are_looked_at(ring):
@@ -325,11 +325,11 @@ def test_both_the_last_of_the_timed_calls_and_an_earlier_one_are_looked_at(ring)
             return torch.sub(0, self, out=result)
     """
     for _ in range(6):  # whichever side comes first in each
-        finding = ring.race("neg.default", UNARY, shared)
-        assert finding.kind is VerdictKind.CHEATED
+        verdict = ring.race("neg.default", UNARY, shared)
+        assert verdict.kind is VerdictKind.CHEATED
 
 
-def test_what_is_no_reply_of_ours_is_refused(ring):
+def test_malformed_replies_are_refused(ring):
     source = """
         import torch
         import opforge.sandbox.guest.worker as worker
@@ -337,13 +337,13 @@ def test_what_is_no_reply_of_ours_is_refused(ring):
         def neg_kernel_impl(self):
             return -self
     """
-    finding = ring.race("neg.default", UNARY, source)
-    assert finding.kind is VerdictKind.CONTRACT
-    assert "reply is malformed" in finding.reason
-    finding = ring.race(
+    verdict = ring.race("neg.default", UNARY, source)
+    assert verdict.kind is VerdictKind.CONTRACT
+    assert "reply is malformed" in verdict.reason
+    verdict = ring.race(
         "neg.default", UNARY, source.replace("_timed_result", "_run_timed_calls").replace("result", "raised")
     )
-    assert (finding.kind, finding.reason) == (VerdictKind.WRONG, "raised in a timed call: 5")
+    assert (verdict.kind, verdict.reason) == (VerdictKind.WRONG, "raised in a timed call: 5")
 
 
 def state(worker: KernelWorker) -> str:
@@ -352,7 +352,7 @@ def state(worker: KernelWorker) -> str:
 
 
 def test_while_one_side_runs_the_other_is_stopped_and_both_run_afterwards(ring):
-    batch, placed = ring.placed("mm.default", PRODUCT)
+    batch, entry = ring.placed("mm.default", PRODUCT)
     sides = [ring.worker("mm.default") for _ in range(2)]
     for worker in sides:
         batch.copy_to(worker.arena_view)
@@ -364,13 +364,11 @@ def test_while_one_side_runs_the_other_is_stopped_and_both_run_afterwards(ring):
             time.sleep(0.001)
         stopped.append(tuple(letter == "T" for letter in states))
 
-    row = CpuRace(*sides, "mm.default", placed, None, writes_inputs=False, sample_device=watch).run()
+    row = CpuRace(*sides, "mm.default", entry, None, writes_inputs=False, sample_device=watch).run()
     assert row["rounds"] >= 5
     assert set(stopped) == {(True, False), (False, True)}
     assert "T" not in [state(worker) for worker in sides]
-    assert all(
-        "results" in w.ask({"do": "call", "op": "mm.default", "cases": [placed.request().wire()]}) for w in sides
-    )
+    assert all("results" in w.ask({"do": "call", "op": "mm.default", "cases": [entry.request().wire()]}) for w in sides)
 
 
 EDGE = """
@@ -390,21 +388,21 @@ EDGE = """
     ],
 )
 def test_who_is_wrong_on_such_contents_untimed_too_is_wrong_and_no_cheat(ring, what, honest):
-    _, placed = ring.placed("neg.default", "((T([9], f32),), {})")
-    contents = placed.call.build_arguments()[2][0]
-    found = {turn: ring.asked_apart("neg.default", EDGE.format(what=what), placed, turn) for turn in range(1, 20)}
-    for turn, finding in found.items():
+    _, entry = ring.placed("neg.default", "((T([9], f32),), {})")
+    contents = entry.call.build_arguments()[2][0]
+    found = {turn: ring.asked_apart("neg.default", EDGE.format(what=what), entry, turn) for turn in range(1, 20)}
+    for turn, verdict in found.items():
         first = int(renewed(contents.clone(), turn).argmax()) == 0
-        assert finding.passed == (honest or not first), (turn, finding)
-        if not finding.passed:
-            assert finding.kind is VerdictKind.WRONG
-            assert finding.reason.startswith("with other contents, as in timed calls: result: ")
+        assert verdict.passed == (honest or not first), (turn, verdict)
+        if not verdict.passed:
+            assert verdict.kind is VerdictKind.WRONG
+            assert verdict.reason.startswith("with other contents, as in timed calls: result: ")
 
 
 @pytest.mark.parametrize("plainly", ["wrong", "passed", "unsupported", "error", None])
 def test_the_verdict_on_a_wrong_output_of_a_timed_call(ring, monkeypatch, plainly):
     monkeypatch.setattr(cpu_race, "drawn_seeds", lambda count: [5] * count)
-    batch, placed = ring.placed("neg.default", "((T([9], f32),), {})")
+    batch, entry = ring.placed("neg.default", "((T([9], f32),), {})")
     late = "import torch\nn = 0\ndef neg_kernel_impl(self):\n    global n\n    n += 1\n    return 0 - self * (1 if n < 40 else 2)\n"
     worker = ring.worker("neg.default", late)
     batch.copy_to(worker.arena_view)
@@ -415,7 +413,7 @@ def test_the_verdict_on_a_wrong_output_of_a_timed_call(ring, monkeypatch, plainl
         return None if plainly is None else Verdict(VerdictKind(plainly), "by itself")
 
     neg = table().get("neg.default")
-    found = ring.racing.time_case(neg, worker, batch, placed, Verdict(VerdictKind.PASSED), required=True, recheck=apart)
+    found = ring.racing.time_case(neg, worker, batch, entry, Verdict(VerdictKind.PASSED), required=True, recheck=apart)
     assert turns == [5]
     assert found.kind is (VerdictKind.WRONG if plainly == "wrong" else VerdictKind.CHEATED)
 
@@ -429,7 +427,7 @@ def test_chance_decides_which_results_are_judged(ring, monkeypatch, text):
             asked.append(request)
         begin(worker, request)
 
-    batch, placed = ring.placed("neg.default", text)
+    batch, entry = ring.placed("neg.default", text)
     kernel = ring.worker("neg.default")
     batch.copy_to(kernel.arena_view)
     monkeypatch.setattr(KernelWorker, "begin", noting)
@@ -437,7 +435,7 @@ def test_chance_decides_which_results_are_judged(ring, monkeypatch, text):
     found = []
     for _ in range(2):
         asked.clear()
-        assert ring.racing.time_case(neg, kernel, batch, placed, Verdict(VerdictKind.PASSED), required=True).passed
+        assert ring.racing.time_case(neg, kernel, batch, entry, Verdict(VerdictKind.PASSED), required=True).passed
         shown = [request.call for request in asked if isinstance(request, ResultRequest)]
         assert shown, "one in any case"
         assert len(shown) <= 2 * sum(isinstance(request, HostRunRequest) for request in asked)
@@ -477,9 +475,9 @@ def test_a_kernel_that_does_its_work_at_the_end_of_a_block_is_found_out(ring, mo
     monkeypatch.setattr(cpu_race, "_MAX_CALLS", 64)
     monkeypatch.setattr(cpu_race, "_FIRST_CALLS", 64)
     monkeypatch.setattr(cpu_race, "_BLOCK_NS", 1e12)  # as many calls however slow a busy machine is
-    finding = ring.race("neg.default", UNARY, BATCHES.replace("{count}", "64"))
-    assert finding.kind is VerdictKind.CHEATED, finding
-    assert "when its call had returned" in finding.reason
+    verdict = ring.race("neg.default", UNARY, BATCHES.replace("{count}", "64"))
+    assert verdict.kind is VerdictKind.CHEATED, verdict
+    assert "when its call had returned" in verdict.reason
 
 
 def test_results_that_are_made_after_the_block_are_found_out(ring):
@@ -498,9 +496,9 @@ def test_results_that_are_made_after_the_block_are_found_out(ring):
             waiting.append((self, result))
             return result
     """
-    finding = ring.race("neg.default", UNARY, source)
-    assert finding.kind is VerdictKind.CHEATED
-    assert "wrong" in finding.reason
+    verdict = ring.race("neg.default", UNARY, source)
+    assert verdict.kind is VerdictKind.CHEATED
+    assert "wrong" in verdict.reason
 
 
 def test_a_timed_call_that_changes_its_input_is_found_out(ring):
@@ -513,8 +511,8 @@ def test_a_timed_call_that_changes_its_input_is_found_out(ring):
             result = 0 - self
             return result if calls < 50 else (self.zero_(), result)[1]
     """
-    finding = ring.race("neg.default", UNARY, source)
-    assert (finding.kind, finding.reason) == (VerdictKind.CONTRACT, "a timed call changed its input 0")
+    verdict = ring.race("neg.default", UNARY, source)
+    assert (verdict.kind, verdict.reason) == (VerdictKind.CONTRACT, "a timed call changed its input 0")
 
 
 def test_a_process_that_is_started_in_timed_calls_is_found_out(ring):
@@ -531,9 +529,9 @@ def test_a_process_that_is_started_in_timed_calls_is_found_out(ring):
                 os._exit(0)
             return 0 - self
     """
-    finding = ring.race("neg.default", UNARY, source)
-    assert finding.kind is VerdictKind.CHEATED
-    assert "process(es) running that it had started in timed calls" in finding.reason
+    verdict = ring.race("neg.default", UNARY, source)
+    assert verdict.kind is VerdictKind.CHEATED
+    assert "process(es) running that it had started in timed calls" in verdict.reason
 
 
 def test_a_kernel_that_leaves_its_core_is_found_out(ring):
@@ -543,8 +541,8 @@ def test_a_kernel_that_leaves_its_core_is_found_out(ring):
             os.sched_setaffinity(0, range(os.cpu_count()))
             return 0 - self
     """
-    finding = ring.race("neg.default", UNARY, source)
-    assert (finding.kind, finding.reason) == (
+    verdict = ring.race("neg.default", UNARY, source)
+    assert (verdict.kind, verdict.reason) == (
         VerdictKind.CHEATED,
         "runs on other cores than the one on which it is timed",
     )
@@ -563,10 +561,10 @@ def test_a_kernel_that_fakes_the_counter_of_cases_uses_up_its_time_limits_all_th
                 time.sleep(0.01)
     """
     monkeypatch.setattr(kernel_worker, "_MIN_REQUEST_LIMIT_S", 1.6)
-    batch, placed = ring.placed("relu.default", "((T([4], f32),), {})")
+    batch, entry = ring.placed("relu.default", "((T([4], f32),), {})")
     worker = ring.worker("relu.default", source)
     batch.copy_to(worker.arena_view)
-    worker.begin({"do": "call", "op": "relu.default", "random": False, "cases": [placed.request().wire()]})
+    worker.begin({"do": "call", "op": "relu.default", "random": False, "cases": [entry.request().wire()]})
     with pytest.raises(WorkerDiedError) as death:
         worker.answer(timeout_s=0.4, cases=100)
     assert (death.value.kind, death.value.timeouts) == (VerdictKind.TIMED_OUT, 4)
@@ -584,8 +582,8 @@ def test_that_atens_process_does_not_stop_is_no_fault_of_the_kernels(ring, monke
 
 @pytest.mark.parametrize("place", [["ab" * 64, 0], None, "there", ["", 0.5]])
 def test_places_of_inputs_that_cannot_be_are_refused(ring, place):
-    _, placed = ring.placed("neg.default", UNARY)
+    _, entry = ring.placed("neg.default", UNARY)
     worker = ring.worker("neg.default")
-    race = GpuRace(worker, worker, "neg.default", placed, None, CPU, writes_inputs=False)
+    race = GpuRace(worker, worker, "neg.default", entry, None, CPU, writes_inputs=False)
     with pytest.raises((RejectedError, MalformedReplyError)):
         race._map_inputs(race._kernel, AllocateReply.from_wire({"inputs": [[place]]}, 1, 1).inputs[0])

@@ -29,8 +29,8 @@ def test_arguments_that_may_stay_unread_are_arguments():
 
 
 def test_all_forms_of_an_operator_share_a_record():
-    forms = ("tril.default", "tril_.default", "tril.out")
-    assert {id(facts_of(table().get(name))) for name in forms} == {id(OPERATOR_FACTS["tril"])}
+    variants = ("tril.default", "tril_.default", "tril.out")
+    assert {id(facts_of(table().get(name))) for name in variants} == {id(OPERATOR_FACTS["tril"])}
 
 
 def test_other_operators_have_no_facts():

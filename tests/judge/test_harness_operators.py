@@ -47,7 +47,7 @@ def test_the_harness_calls_what_is_listed_and_nothing_else(shared_server, tmp_pa
     try:
         assert "error" not in worker.ask({"do": "load", "kernel": kernel}, timeout_s=60)
         batch.copy_to(worker.arena_view)
-        cases = [placed.request().wire() for placed in batch.entries]
+        cases = [entry.request().wire() for entry in batch.entries]
         assert len(cases) > 20
         request = {"do": "call", "op": op, "random": False, "cases": cases}
         called = worker.ask(request, cases=len(cases))["results"]

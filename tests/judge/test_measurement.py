@@ -13,7 +13,7 @@ from tests.conftest import slow
 MS = 1e6
 
 
-def figure(ratios, *, name="call", calls=10, aten_ns=1 * MS, waited=(), left_out=(), **words):
+def measurement(ratios, *, name="call", calls=10, aten_ns=1 * MS, waited=(), left_out=(), **words):
     """Return a figure after as many rounds as there are ratios.
 
     In those numbered in ``waited`` a side had no core, and in those in ``left_out`` the times do not hold that.
@@ -61,55 +61,55 @@ def test_surer_intervals_are_wider_and_those_of_few_are_all_there_is():
 
 
 def test_a_row_has_the_medians_and_every_field():
-    row = figure([2.0] * 8 + [1.9, 2.1, 2.0]).row()
+    row = measurement([2.0] * 8 + [1.9, 2.1, 2.0]).row()
     assert set(row) == {"kernel_us", "aten_us", "speedup", "low", "high", "rounds", "set_aside", "calls"}
     assert (row["kernel_us"], row["aten_us"], row["speedup"]) == (500.0, 1000.0, 2.0)
     assert (row["rounds"], row["set_aside"], row["calls"]) == (11, 0, 10)
 
 
 def test_an_interval_is_wider_by_what_places_in_memory_do():
-    low, high = figure([2.0] * 12).interval
+    low, high = measurement([2.0] * 12).interval
     assert (low, high) == pytest.approx((2.0 / 1.002, 2.0 * 1.002))
 
 
 def test_an_interval_of_device_times_is_wider_by_their_resolution_too():
-    low, high = figure([2.0] * 12, name="device", aten_ns=2000.0).interval  # 5 ns of the shorter one, 1000
+    low, high = measurement([2.0] * 12, name="device", aten_ns=2000.0).interval  # 5 ns of the shorter one, 1000
     assert (low, high) == pytest.approx((2.0 / 1.007, 2.0 * 1.007))
 
 
 def test_an_interval_of_what_takes_no_time_on_the_device_is_above_zero():
-    low, high = figure([1.0] * 12, name="device", aten_ns=1.5).interval  # a view: nothing is launched
+    low, high = measurement([1.0] * 12, name="device", aten_ns=1.5).interval  # a view: nothing is launched
     assert 0 < low < 0.5
     assert high > 2
 
 
 def test_a_race_has_eight_rounds_at_least_and_ends_when_the_interval_is_narrow():
-    assert not figure([1.0] * 6).next_round_is_last(out_of_time=False)
-    assert not figure([1.0] * 6).next_round_is_last(out_of_time=True)
-    assert figure([1.0] * 7).next_round_is_last(out_of_time=False)
+    assert not measurement([1.0] * 6).next_round_is_last(out_of_time=False)
+    assert not measurement([1.0] * 6).next_round_is_last(out_of_time=True)
+    assert measurement([1.0] * 7).next_round_is_last(out_of_time=False)
 
 
 def test_a_race_goes_on_while_the_interval_is_wide_and_there_is_time():
     wide = [1.0, 1.1] * 20
-    assert not figure(wide).is_precise
-    assert not figure(wide).next_round_is_last(out_of_time=False)
-    assert figure(wide).next_round_is_last(out_of_time=True)
+    assert not measurement(wide).is_precise
+    assert not measurement(wide).next_round_is_last(out_of_time=False)
+    assert measurement(wide).next_round_is_last(out_of_time=True)
 
 
 @pytest.mark.parametrize(("name", "most"), [("device", 0.015), ("call", 0.02), ("sync", 0.02)])
 def test_how_narrow_is_narrow(name, most):
-    assert figure([1.0, 1.0 + 0.9 * most] * 10, name=name).is_precise
-    assert not figure([1.0, 1.0 + 1.2 * most] * 10, name=name).is_precise
+    assert measurement([1.0, 1.0 + 0.9 * most] * 10, name=name).is_precise
+    assert not measurement([1.0, 1.0 + 1.2 * most] * 10, name=name).is_precise
 
 
 def test_a_figure_beside_another_one_ends_after_five_rounds_however_wide():
     wide = [1.0, 1.5, 0.7, 1.2]
-    assert not figure(wide[:3], secondary=True).next_round_is_last(out_of_time=True)
-    assert figure(wide, secondary=True).next_round_is_last(out_of_time=False)
+    assert not measurement(wide[:3], secondary=True).next_round_is_last(out_of_time=True)
+    assert measurement(wide, secondary=True).next_round_is_last(out_of_time=False)
 
 
 def test_rounds_in_which_a_side_waited_for_a_core_are_set_aside():
-    found = figure([1.0, 9.0, 1.0, 0.1, 1.0, 1.0, 1.0, 1.0, 9.0, 1.0], waited=(1, 3, 8))
+    found = measurement([1.0, 9.0, 1.0, 0.1, 1.0, 1.0, 1.0, 1.0, 9.0, 1.0], waited=(1, 3, 8))
     row = found.row()
     assert found.ratios == [1.0] * 7
     assert found.is_precise
@@ -118,19 +118,19 @@ def test_rounds_in_which_a_side_waited_for_a_core_are_set_aside():
 
 
 def test_where_hardly_a_round_was_quiet_all_of_them_count():
-    row = figure([1.0, 2.0] * 5, waited=range(5, 10)).row()
+    row = measurement([1.0, 2.0] * 5, waited=range(5, 10)).row()
     assert (row["rounds"], row["set_aside"], row["speedup"]) == (10, 0, 1.5)
-    row = figure([1.0, 2.0] * 5, waited=range(6, 10)).row()
+    row = measurement([1.0, 2.0] * 5, waited=range(6, 10)).row()
     assert (row["rounds"], row["set_aside"]) == (6, 4)
 
 
 def test_where_hardly_a_round_was_quiet_those_count_whose_times_hold_no_wait():
     ratios = [1.0] * 4 + [2.0] * 6 + [9.0] * 8
-    found = figure(ratios, left_out=range(4, 10), waited=range(10, 18))
+    found = measurement(ratios, left_out=range(4, 10), waited=range(10, 18))
     assert found.row()["speedup"] == 2.0
     assert found.row()["set_aside"] == 8
     assert not found.needs_more_rounds
-    busy = figure(ratios, left_out=range(4, 5), waited=range(5, 18))
+    busy = measurement(ratios, left_out=range(4, 5), waited=range(5, 18))
     assert busy.row()["set_aside"] == 0
     assert busy.needs_more_rounds
 
@@ -145,7 +145,7 @@ def test_the_work_of_a_block_is_all_that_is_called_in_it(method, calls):
 
 
 def test_a_kernel_whose_blocks_take_much_longer_than_it_says_is_a_cheat():
-    found = figure([10.0] * 12, kernel_overhead_ns=[9.1 * MS] * 12)
+    found = measurement([10.0] * 12, kernel_overhead_ns=[9.1 * MS] * 12)
     with pytest.raises(RejectedError) as raised:
         found.check_clocks()
     assert raised.value.verdict.kind is VerdictKind.CHEATED
@@ -153,21 +153,21 @@ def test_a_kernel_whose_blocks_take_much_longer_than_it_says_is_a_cheat():
 
 
 def test_what_blocks_cost_beside_on_both_sides_is_no_contradiction():
-    figure([1.0] * 12, kernel_overhead_ns=[50 * MS] * 12, aten_overhead_ns=[50 * MS] * 12).check_clocks()
+    measurement([1.0] * 12, kernel_overhead_ns=[50 * MS] * 12, aten_overhead_ns=[50 * MS] * 12).check_clocks()
 
 
 def test_a_kernel_that_is_slower_beside_by_little_is_not_accused():
-    figure([1.0] * 12, kernel_overhead_ns=[1.0 * MS] * 12).check_clocks()  # of 10 ms that it says
+    measurement([1.0] * 12, kernel_overhead_ns=[1.0 * MS] * 12).check_clocks()  # of 10 ms that it says
     short = {"aten_ns": 1000.0, "kernel_overhead_ns": [0.15 * MS] * 12}
-    figure([1.0] * 12, **short).check_clocks()  # within what a message may take
+    measurement([1.0] * 12, **short).check_clocks()  # within what a message may take
 
 
 def test_nobody_is_accused_by_a_clock_that_contradicts_atens_times_too():
     """Seen with four processes on one GPU: ATen's calls took less by the judge's clock than ATen's worker said."""
-    busy = figure([1.0] * 32, kernel_overhead_ns=[1.5 * MS] * 32, aten_overhead_ns=[-1.5 * MS] * 32)
+    busy = measurement([1.0] * 32, kernel_overhead_ns=[1.5 * MS] * 32, aten_overhead_ns=[-1.5 * MS] * 32)
     busy.check_clocks()
     assert busy.row()["speedup"] < 1  # what the clock surely saw still counts
-    quiet = figure([1.0] * 32, kernel_overhead_ns=[1.5 * MS] * 32, aten_overhead_ns=[-0.9 * MS] * 32)
+    quiet = measurement([1.0] * 32, kernel_overhead_ns=[1.5 * MS] * 32, aten_overhead_ns=[-0.9 * MS] * 32)
     with pytest.raises(RejectedError, match="by the judge's clock"):
         quiet.check_clocks()
 
@@ -176,7 +176,7 @@ def test_nobody_is_accused_by_a_clock_that_contradicts_atens_times_too():
 def test_a_kernel_that_is_honest_in_a_round_or_two_gains_nothing_in_the_others(honest):
     rounds = 16
     lies = rounds - honest
-    found = figure(
+    found = measurement(
         [0.5] * honest + [1.5] * lies, kernel_overhead_ns=[0.1 * MS] * honest + [(0.1 + 20 - 20 / 3) * MS] * lies
     )
     row = found.row()
@@ -188,7 +188,7 @@ def test_a_kernel_that_is_honest_in_a_round_or_two_gains_nothing_in_the_others(h
 def test_what_is_said_of_rounds_that_do_not_count_gives_no_slack_in_those_that_do():
     ratios = [1.0] * 8 + [0.01] * 12  # says 100 ms of the rounds in which it waits, by its own doing
     lies = [4.1 * MS] * 8 + [0.1 * MS] * 12
-    found = figure(ratios, kernel_overhead_ns=lies, waited=range(8, 20))
+    found = measurement(ratios, kernel_overhead_ns=lies, waited=range(8, 20))
     assert found.median_ns(found.kernel_ns) == 1 * MS
     assert found.row()["speedup"] < 0.8  # 10 ms that it says, 4 ms that it does not, of which one is allowed
 
@@ -196,17 +196,17 @@ def test_what_is_said_of_rounds_that_do_not_count_gives_no_slack_in_those_that_d
 def test_a_side_that_was_disturbed_beside_its_calls_is_no_quicker_for_it():
     calm, disturbed = [0.1 * MS] * 12, [0.1 * MS] * 9 + [5 * MS] * 3
     for kernel, aten in ((disturbed, calm), (calm, disturbed)):
-        assert figure([1.0] * 12, kernel_overhead_ns=kernel, aten_overhead_ns=aten).row()["speedup"] == 1.0
+        assert measurement([1.0] * 12, kernel_overhead_ns=kernel, aten_overhead_ns=aten).row()["speedup"] == 1.0
 
 
 def test_a_kernel_during_whose_stops_the_gpu_works_on_is_a_cheat():
-    figure([1.0] * 12, kernel_fill_ns=[0.5 * MS] * 12, aten_fill_ns=[0.2 * MS] * 12).check_clocks()
+    measurement([1.0] * 12, kernel_fill_ns=[0.5 * MS] * 12, aten_fill_ns=[0.2 * MS] * 12).check_clocks()
     now_and_then = [3 * MS, *[0.2 * MS] * 11]
-    figure([1.0] * 12, kernel_fill_ns=now_and_then, aten_fill_ns=[0.2 * MS] * 12).check_clocks()
+    measurement([1.0] * 12, kernel_fill_ns=now_and_then, aten_fill_ns=[0.2 * MS] * 12).check_clocks()
     with pytest.raises(RejectedError, match="keeps the GPU busy while its process is stopped"):
-        figure([1.0] * 12, kernel_fill_ns=[2.1 * MS] * 12, aten_fill_ns=[0.2 * MS] * 12).check_clocks()
+        measurement([1.0] * 12, kernel_fill_ns=[2.1 * MS] * 12, aten_fill_ns=[0.2 * MS] * 12).check_clocks()
     with pytest.raises(RejectedError, match="keeps the GPU busy while its process is stopped"):
-        figure([1.0] * 12, kernel_fill_ns=[0.2 * MS] * 12, aten_fill_ns=[2.1 * MS] * 12).check_clocks()
+        measurement([1.0] * 12, kernel_fill_ns=[0.2 * MS] * 12, aten_fill_ns=[2.1 * MS] * 12).check_clocks()
 
 
 def test_a_kernel_that_keeps_the_gpu_busy_in_most_rounds_is_a_cheat_or_those_do_not_count():
@@ -214,7 +214,7 @@ def test_a_kernel_that_keeps_the_gpu_busy_in_most_rounds_is_a_cheat_or_those_do_
         busy = [*[0.2 * MS] * clean, *[2.1 * MS] * (32 - clean)]
         waited = range(clean, 32)  # the rounds in which the judge waited for the GPU
         words = {"kernel_fill_ns": [0.2 * MS] * 32, "aten_fill_ns": busy, "waited": waited}
-        found = figure([1.0] * clean + [3.0] * (32 - clean), **words)
+        found = measurement([1.0] * clean + [3.0] * (32 - clean), **words)
         if found.row()["speedup"] != 1.0:
             with pytest.raises(RejectedError, match="keeps the GPU busy"):
                 found.check_clocks()
@@ -223,35 +223,35 @@ def test_a_kernel_that_keeps_the_gpu_busy_in_most_rounds_is_a_cheat_or_those_do_
 def test_a_few_blocks_that_were_disturbed_do_not_make_a_cheat():
     beside = [0.1 * MS] * 12
     beside[3] = beside[7] = beside[8] = 400 * MS
-    figure([1.0] * 12, kernel_overhead_ns=beside).check_clocks()
+    measurement([1.0] * 12, kernel_overhead_ns=beside).check_clocks()
 
 
 def test_where_the_clocks_seem_to_differ_more_rounds_are_asked_for():
-    narrow = figure([1.0] * 12)
+    narrow = measurement([1.0] * 12)
     assert narrow.next_round_is_last(out_of_time=False)
-    odd = figure([1.0] * 12, kernel_overhead_ns=[1.3 * MS] * 12)
+    odd = measurement([1.0] * 12, kernel_overhead_ns=[1.3 * MS] * 12)
     assert odd.is_precise
     assert not odd.next_round_is_last(out_of_time=False)
     assert not odd.next_round_is_last(out_of_time=True)  # nobody is held to lie by a few rounds, however late it is
-    assert figure([1.0] * 31, kernel_overhead_ns=[1.3 * MS] * 31).next_round_is_last(out_of_time=True)
+    assert measurement([1.0] * 31, kernel_overhead_ns=[1.3 * MS] * 31).next_round_is_last(out_of_time=True)
     few = {"kernel_overhead_ns": [1.3 * MS] * 4, "secondary": True}
-    assert not figure([1.0] * 4, **few).next_round_is_last(out_of_time=True)
+    assert not measurement([1.0] * 4, **few).next_round_is_last(out_of_time=True)
 
 
 def test_the_rounds_of_a_leg_count_as_one():
-    legs = [[1.0, 1.2, 1.1], [2.0, 2.1, 9.0], *([[1.5, 1.5, 1.5]] * 4)]
-    made = figure([ratio for leg in legs for ratio in leg])
+    allocations = [[1.0, 1.2, 1.1], [2.0, 2.1, 9.0], *([[1.5, 1.5, 1.5]] * 4)]
+    made = measurement([ratio for allocation in allocations for ratio in allocation])
     made.relayout_every = 3
     assert made.ratios == pytest.approx([1.1, 1.5, 1.5, 1.5, 1.5, 2.1])
     assert made.row()["rounds"] == 18
-    short = figure([1.0] * 16)
+    short = measurement([1.0] * 16)
     short.relayout_every = 3
-    assert not short.next_round_is_last(out_of_time=True)  # six legs are needed for an interval
+    assert not short.next_round_is_last(out_of_time=True)  # six allocations are needed for an interval
 
 
 def test_what_differs_between_legs_is_in_the_interval():
     offsets = [0.95, 1.05, 0.97, 1.03, 0.96, 1.04]
-    made = figure([offset for offset in offsets for _ in range(3)])
+    made = measurement([offset for offset in offsets for _ in range(3)])
     made.relayout_every = 3
     low, high = made.interval
     assert low < 0.96

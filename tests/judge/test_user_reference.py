@@ -1,4 +1,4 @@
-"""Kernels of custom operators are held against the user's reference, which answers from a process of its own."""
+"""Kernels of custom operators are compared with the user's reference, which answers from a process of its own."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_reference_that_rounds_inside_has_no_float64_form(judge_custom):
     assert all("rtol" in row.figures for row in rows)
 
 
-def test_a_reference_with_a_float64_form_is_held_against_it(judge_custom):
+def test_a_reference_that_takes_float64_is_compared_in_it(judge_custom):
     kernel = "def twice_kernel_impl(x):\n    return x + x\n"
     rows = list(judge_custom(one(TWICE, kernel)).store.rows())
     assert all("rtol" not in row.figures and row.figures["aten_error"] == 0.0 for row in rows)

@@ -1,4 +1,4 @@
-"""A model's tensors, held against ATen's own error."""
+"""A model's tensors, compared with ATen's own error."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ EXACT = torch.linspace(-3, 3, 1000, dtype=torch.float64)
 ATEN = (EXACT + 1e-6 * torch.cos(torch.arange(1000.0, dtype=torch.float64))).float()
 
 
-def moved(by):
-    return (EXACT + by * torch.sin(torch.arange(1000.0, dtype=torch.float64))).float()
+def moved(error):
+    return (EXACT + error * torch.sin(torch.arange(1000.0, dtype=torch.float64))).float()
 
 
-@pytest.mark.parametrize(("by", "right"), [(0, True), (1e-6, True), (3e-6, True), (8e-6, False), (1e-3, False)])
-def test_a_few_times_atens_own_error_is_allowed(by, right):
-    found = compare("output", moved(by), ATEN, EXACT)
+@pytest.mark.parametrize(("error", "right"), [(0, True), (1e-6, True), (3e-6, True), (8e-6, False), (1e-3, False)])
+def test_a_few_times_atens_own_error_is_allowed(error, right):
+    found = compare("output", moved(error), ATEN, EXACT)
     assert found.passed is right
     assert found.aten_error.largest == pytest.approx(1e-6, rel=0.2)
     assert (found.excess > 1) is not right
@@ -48,7 +48,7 @@ def test_atens_error_counts_as_it_was_seen_several_times():
     assert not compare("loss", kernel, aten, exact, Magnitude(1e-6, 1e-6)).passed
 
 
-def test_without_float64_it_is_held_against_aten():
+def test_without_float64_it_is_compared_with_aten():
     assert compare("output", ATEN.clone(), ATEN, None).passed
     assert not compare("output", moved(1e-4), ATEN, None).passed
     assert compare("output", moved(1e-4), ATEN, None, Magnitude(5e-5, 3e-5)).passed

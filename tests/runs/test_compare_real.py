@@ -1,4 +1,4 @@
-"""Real runs held against each other: the same cases have the same digest, and a kernel that was broken is named."""
+"""Real runs compared with each other: the same cases have the same digest, and a kernel that was broken is named."""
 
 from __future__ import annotations
 

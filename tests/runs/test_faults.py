@@ -262,7 +262,7 @@ def test_a_crash_costs_one_case_and_not_its_neighbours(kernel_directory, judge_t
 POOL = "((T([1, 1, 2, 2], f32), T([1, 1, 4, 4], f32), [2, 2], [2, 2], [0, 0], [1, 1], False, T([1, 1, 2, 2], i64{})), {{}})"
 
 
-def test_atens_own_crash_is_laid_to_aten(judge_tiny):
+def test_atens_own_crash_is_blamed_on_aten(judge_tiny):
     """Indices far outside end PyTorch's own process: that case is lost, said to be ATen's, and the rest is judged."""
     crash = POOL.format(f", low={1 << 40}, high={(1 << 40) + 1}")
     cases = [POOL.format(""), crash, POOL.format(", high=4"), POOL.format(", low=4")]
@@ -290,7 +290,7 @@ def test_keys_do_not_reach_a_kernel(kernel_directory, judge_tiny, monkeypatch):
     assert {row.verdict for row in ended.store.rows()} == {"passed"}
 
 
-def test_a_result_that_no_room_is_left_for_is_nobodys_fault(judge_tiny):
+def test_a_result_that_does_not_fit_in_memory_is_not_the_kernels_fault(judge_tiny):
     huge = "((T([1, 1], f32), [65536, 65536]), {})"
     small = "((T([1, 4], f32), [3, 4]), {})"
     found = verdicts(judge_tiny(None, {"expand.default": [huge, small]}))["expand.default"]

@@ -69,8 +69,8 @@ class StandIn:
             raise message
         return message
 
-    def _task(self, _settings: Any, parcel: Shipment, **_options: Any) -> Iterator[Any]:
-        return self._messages(parcel.job)
+    def _task(self, _settings: Any, shipment: Shipment, **_options: Any) -> Iterator[Any]:
+        return self._messages(shipment.job)
 
     def _messages(self, job: Job) -> Iterator[Any]:
         name = job.kernel.name

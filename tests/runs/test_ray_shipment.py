@@ -65,9 +65,9 @@ def test_a_kernel_without_a_file_and_one_whose_file_is_gone(tmp_path):
 def test_a_kernel_of_too_much_is_the_reason_of_the_verdicts(tmp_path, monkeypatch):
     monkeypatch.setattr(shipment, "MAX_KERNEL_BYTES", 1 << 20)
     job = written(tmp_path / "here", kernel="import data", reference="", data="#" * (2 << 20))
-    parcel = pack(job)
-    assert "take more than 1 MiB" in parcel.job.kernel.broken
-    assert not parcel.bundles
+    packed = pack(job)
+    assert "take more than 1 MiB" in packed.job.kernel.broken
+    assert not packed.bundles
 
 
 def test_stored_tensors_are_asked_for_once(tmp_path, monkeypatch):

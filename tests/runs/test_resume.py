@@ -30,7 +30,7 @@ def start(out: Path, words: list[str]) -> subprocess.Popen[bytes]:
 
 
 def wait_for_lines(path: Path, count: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a running process has written so many verdicts."""
+    """Wait until a running process has written this many verdicts."""
     while process.poll() is None:
         try:
             with path.open("rb") as handle:

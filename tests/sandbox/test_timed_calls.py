@@ -16,7 +16,7 @@ SMALL, LARGER = (5, 7), (61, 97)
 """Shapes of a small and a larger input."""
 
 
-class Laid:
+class AllocatedInputs:
     """A case whose tensors lie in a bytearray, and timed calls over it."""
 
     def __init__(self, *specs: TensorSpec) -> None:
@@ -49,11 +49,11 @@ def timed(timed_calls, **words):
     return timed_calls.run(block(**words))
 
 
-def write(places, laid: Laid) -> list[list[torch.Tensor]]:
+def write(places, allocated: AllocatedInputs) -> list[list[torch.Tensor]]:
     """Do what the judge does: write new contents to where inputs are said to lie. Returns the tensors with those contents, by set."""
     written = []
     for number, row in enumerate(places):
-        fresh = [renewed(laid.contents(n), number + 2) for n in range(len(laid.rows))]
+        fresh = [renewed(allocated.contents(n), number + 2) for n in range(len(allocated.rows))]
         for (handle, address), tensor in zip(row, fresh, strict=True):
             assert handle == ""
             ctypes.memmove(address, tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
@@ -85,9 +85,9 @@ def itself(*tensors):
     ids=str,
 )
 def test_calls_find_what_is_written_where_inputs_are_said_to_lie(spec):
-    laid = Laid(spec)
-    timed_calls, places = laid.timed_calls(itself)
-    written = write(places, laid)
+    allocated = AllocatedInputs(spec)
+    timed_calls, places = allocated.timed_calls(itself)
+    written = write(places, allocated)
     timed(timed_calls)
     for call in range(4):
         assert same_memory(timed_calls.result(call)[1][0], written[call][0])
@@ -95,14 +95,16 @@ def test_calls_find_what_is_written_where_inputs_are_said_to_lie(spec):
 
 def test_tensors_in_lists_and_by_name_have_places_too():
     specs = [TensorSpec((3, 4), "f32"), TensorSpec((5, 4), "f32"), TensorSpec((8, 4), "f32")]
-    laid = Laid(*specs)
-    first, second, out = ({"T": row} for row in laid.rows)
+    allocated = AllocatedInputs(*specs)
+    first, second, out = ({"T": row} for row in allocated.rows)
 
     def scaled_cat(tensors, dim, *, out, scale):
         return torch.cat(tensors, dim).mul_(scale), out
 
-    timed_calls, places = laid.timed_calls(scaled_cat, args=[[first, second], 0], kwargs={"out": out, "scale": 2.0})
-    written = write(places, laid)
+    timed_calls, places = allocated.timed_calls(
+        scaled_cat, args=[[first, second], 0], kwargs={"out": out, "scale": 2.0}
+    )
+    written = write(places, allocated)
     timed(timed_calls)
     for call in range(4):
         (joined, third), given = timed_calls.result(call)
@@ -112,9 +114,9 @@ def test_tensors_in_lists_and_by_name_have_places_too():
 
 
 def test_more_calls_than_sets_go_round_the_sets():
-    laid = Laid(TensorSpec(SMALL, "f32"))
-    timed_calls, places = laid.timed_calls(torch.neg, calls=7, sets=3)
-    written = write(places, laid)
+    allocated = AllocatedInputs(TensorSpec(SMALL, "f32"))
+    timed_calls, places = allocated.timed_calls(torch.neg, calls=7, sets=3)
+    written = write(places, allocated)
     timed(timed_calls, calls=7)
     for call in range(7):
         result, (given,) = timed_calls.result(call)
@@ -125,9 +127,9 @@ def test_more_calls_than_sets_go_round_the_sets():
 
 @pytest.mark.parametrize("calls", [1, 3, 4])
 def test_results_are_where_they_are_said_to_be_and_shown_for_the_call_asked_for(calls):
-    laid = Laid(TensorSpec(LARGER, "f32"))
-    timed_calls, places = laid.timed_calls(torch.exp)
-    written = write(places, laid)
+    allocated = AllocatedInputs(TensorSpec(LARGER, "f32"))
+    timed_calls, places = allocated.timed_calls(torch.exp)
+    written = write(places, allocated)
     said = timed(timed_calls, calls=calls)
     assert said["ns"] > 0
     assert len(said["results"]) == calls
@@ -141,24 +143,24 @@ def test_results_are_where_they_are_said_to_be_and_shown_for_the_call_asked_for(
 
 
 def test_parts_of_a_result_that_are_no_tensors_have_no_place():
-    laid = Laid(TensorSpec(SMALL, "f32"))
-    timed_calls, _ = laid.timed_calls(lambda x: (-x, 3, [x.to_sparse()]), calls=1)
+    allocated = AllocatedInputs(TensorSpec(SMALL, "f32"))
+    timed_calls, _ = allocated.timed_calls(lambda x: (-x, 3, [x.to_sparse()]), calls=1)
     (first, number, sparse) = timed(timed_calls, calls=1)["results"][0]
     assert first == ("", timed_calls.result(0)[0][0].data_ptr())
     assert (number, sparse) == (None, None)
 
 
 def test_nothing_is_written_to_the_shared_memory_by_calls_that_write():
-    laid = Laid(TensorSpec(SMALL, "f32"))
-    before = bytes(laid.arena)
-    timed_calls, _ = laid.timed_calls(lambda x: x.zero_())
+    allocated = AllocatedInputs(TensorSpec(SMALL, "f32"))
+    before = bytes(allocated.arena)
+    timed_calls, _ = allocated.timed_calls(lambda x: x.zero_())
     timed(timed_calls)
-    assert bytes(laid.arena) == before
+    assert bytes(allocated.arena) == before
 
 
-def test_calls_have_memory_of_their_own_and_another_one_each_time_they_are_laid():
-    laid = Laid(TensorSpec(SMALL, "f32"), TensorSpec(LARGER, "i64"))
-    timed_calls, places = laid.timed_calls(itself)
+def test_calls_get_their_own_and_new_memory_each_time_they_are_allocated():
+    allocated = AllocatedInputs(TensorSpec(SMALL, "f32"), TensorSpec(LARGER, "i64"))
+    timed_calls, places = allocated.timed_calls(itself)
     first = {address for row in places for _, address in row}
     assert len(first) == 8
     for calls in (4, 8):
@@ -173,34 +175,34 @@ def test_calls_have_memory_of_their_own_and_another_one_each_time_they_are_laid(
 
 
 def test_calls_that_are_allocated_again_have_the_contents_of_the_case():
-    laid = Laid(TensorSpec(SMALL, "f32"))
-    timed_calls, places = laid.timed_calls(itself)
-    write(places, laid)
+    allocated = AllocatedInputs(TensorSpec(SMALL, "f32"))
+    timed_calls, places = allocated.timed_calls(itself)
+    write(places, allocated)
     timed_calls.allocate(4, 4, graph=True, flush_bytes=0)
     timed(timed_calls)
-    assert all(same_memory(timed_calls.result(call)[1][0], laid.contents(0)) for call in range(4))
+    assert all(same_memory(timed_calls.result(call)[1][0], allocated.contents(0)) for call in range(4))
 
 
 def test_calls_that_warm_up_have_other_inputs_and_those_are_as_in_the_case_each_time():
-    laid = Laid(TensorSpec(SMALL, "f64"))
+    allocated = AllocatedInputs(TensorSpec(SMALL, "f64"))
     seen = []
 
     def wreck(x):
         seen.append((x.untyped_storage().data_ptr(), x.clone()))
         return x.mul_(-1).add_(1)
 
-    timed_calls, places = laid.timed_calls(wreck)
+    timed_calls, places = allocated.timed_calls(wreck)
     timed_at = {address for row in places for _, address in row}
     for _ in range(2):
         seen.clear()
         timed_calls.warm_up()
         assert seen
         assert not timed_at & {address for address, _ in seen}
-        assert all(torch.equal(x, laid.contents(0)) for _, x in seen)
+        assert all(torch.equal(x, allocated.contents(0)) for _, x in seen)
 
 
 def test_an_estimate_is_a_time():
-    timed_calls, _ = Laid(TensorSpec(LARGER, "f32")).timed_calls(torch.exp, calls=8)
+    timed_calls, _ = AllocatedInputs(TensorSpec(LARGER, "f32")).timed_calls(torch.exp, calls=8)
     estimate = timed_calls.estimate()
     assert set(estimate) == {"call_ns"}
     assert estimate["call_ns"] > 0
@@ -215,22 +217,22 @@ def test_what_a_function_raises_comes_through_and_later_calls_go_on():
             raise ValueError("not today")
         return -x
 
-    laid = Laid(TensorSpec(SMALL, "f32"))
-    timed_calls, _ = laid.timed_calls(moody)
+    allocated = AllocatedInputs(TensorSpec(SMALL, "f32"))
+    timed_calls, _ = allocated.timed_calls(moody)
     with pytest.raises(ValueError, match="not today"):
         timed(timed_calls)
     assert timed(timed_calls)["ns"] > 0
-    assert torch.equal(timed_calls.result(2)[0], -laid.contents(0))
+    assert torch.equal(timed_calls.result(2)[0], -allocated.contents(0))
 
 
 def test_an_unknown_quantity_is_refused():
-    timed_calls, _ = Laid(TensorSpec(SMALL, "f32")).timed_calls(itself)
+    timed_calls, _ = AllocatedInputs(TensorSpec(SMALL, "f32")).timed_calls(itself)
     with pytest.raises(ValueError, match="unknown quantity 'moon'"):
         timed(timed_calls, quantity="moon")
 
 
 def test_a_case_without_tensors_can_be_timed():
-    timed_calls, places = Laid().timed_calls(torch.arange, args=[7])
+    timed_calls, places = AllocatedInputs().timed_calls(torch.arange, args=[7])
     assert places == [[]] * 4
     assert timed(timed_calls)["ns"] > 0
     result, given = timed_calls.result(3)

@@ -52,7 +52,7 @@ def in_all_forms(op: str, text: str = MATRIX) -> Batch:
 
 def called(worker: KernelWorker, op: str, batch: Batch, **more: Any) -> list[dict[str, Any]]:
     batch.copy_to(worker.arena_view)
-    cases = [{**placed.request().wire(), **more} for placed in batch.entries]
+    cases = [{**entry.request().wire(), **more} for entry in batch.entries]
     return worker.ask({"do": "call", "op": op, "random": False, "cases": cases}, cases=len(cases))["results"]
 
 
@@ -67,12 +67,12 @@ def test_it_hands_back_what_a_right_kernel_returns_in_every_form(worker, tmp_pat
     assert loaded(worker, tmp_path / "right.py", op, "return torch.where(self < 0, -self, self) + 0") == {}
     batch = in_all_forms(op)
     assert len(batch.entries) > 20
-    for placed, reply in zip(batch.entries, called(worker, op, batch), strict=True):
-        if placed.variant in LARGE_VARIANT_NAMES:  # not called where the machine is slow
+    for entry, reply in zip(batch.entries, called(worker, op, batch), strict=True):
+        if entry.variant in LARGE_VARIANT_NAMES:  # not called where the machine is slow
             continue
         found = handed_back(worker, reply["returned"]["T"])
-        torch.testing.assert_close(found, placed.answer.result, rtol=0, atol=0, equal_nan=True, msg=placed.variant)
-        assert not {"state", "bypass", "late", "written_through"} & set(reply), placed.variant
+        torch.testing.assert_close(found, entry.answer.result, rtol=0, atol=0, equal_nan=True, msg=entry.variant)
+        assert not {"state", "bypass", "late", "written_through"} & set(reply), entry.variant
         assert reply["shares_result"] is False
 
 

@@ -204,7 +204,7 @@ torch.empty(4, device="cpu").bernoulli_(0.5)
 
 @pytest.mark.slow
 def test_what_was_traced_is_judged_right(tmp_path):
-    """A whole road: a program, its trace, and ATen itself judged on it; every replay is valid."""
+    """End to end: a program, its trace, and ATen itself judged on it; every replay is valid."""
     (tmp_path / "mine.py").write_text(PROGRAM)
     assert opforge("trace", "mine.py", cwd=tmp_path).returncode == 0
     ran = opforge(

@@ -30,7 +30,7 @@ RESERVED = frozenset(
 
 
 def problem_with_package(name: str) -> str:
-    """Return why a package cannot have this name, in words; nothing when it can."""
+    """Return why a package cannot have this name; empty if it can."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         return f"package name {name!r} cannot be used: it must begin with a small letter and hold small letters, digits and underscores only, such as my_ops"
     if keyword.iskeyword(name) or keyword.issoftkeyword(name):
@@ -56,7 +56,7 @@ def _importable(name: str) -> str:
 
 
 def problem_with_torch(version: str) -> str:
-    """Return why this cannot be the oldest torch, in words."""
+    """Return why this cannot be the oldest torch."""
     oldest = ".".join(map(str, OLDEST_TORCH))
     if not re.fullmatch(r"\d+\.\d+", version):
         return f"torch version {version!r} cannot be used: give two numbers such as {oldest}"
@@ -66,19 +66,19 @@ def problem_with_torch(version: str) -> str:
 
 
 def problem_with_text(what: str, text: str) -> str:
-    """Return why a line of text cannot stand in the files of a package, in words."""
+    """Return why a line of text cannot be used in the files of a package."""
     if bad := sorted({c for c in text if c in "\"\\{}" or not c.isprintable()}):
         return f"{what} {text!r} cannot be used: it must be one line without {', '.join(map(repr, bad))}"
     return ""
 
 
 def problem_with_choice(what: str, value: str, allowed: tuple[str, ...]) -> str:
-    """Return why this is none of the choices, in words."""
+    """Return why this is none of the choices."""
     return "" if value in allowed else f"unknown {what} {value!r}; allowed: {', '.join(allowed)}"
 
 
 def problems(answers: dict[str, str]) -> list[str]:
-    """Return what is wrong with the answers, in words; nothing when a package can be made of them."""
+    """Return the problems with the answers; empty if a package can be made of them."""
     description = answers["description"]
     found = [
         problem_with_package(answers["package"]),

@@ -1,4 +1,4 @@
-"""What the tests share: where they run, how close is right, layouts, and the fake held against the real thing."""
+"""Helpers of the tests: devices, tolerances, layouts, and the fake compared with the real results."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
