@@ -95,7 +95,7 @@ def hello(tmp_path):
 
 
 def admit_here(hello, monkeypatch):
-    """Ask in this process what a server would say to a visitor, in the environment that the server has."""
+    """Ask in this process what a server would say to a command, in the environment that the server has."""
     monkeypatch.setattr(os, "environ", server_environment(CPU))
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
@@ -104,8 +104,8 @@ def admit_here(hello, monkeypatch):
 
 def test_the_same_version_in_a_like_environment_is_let_in(hello, monkeypatch):
     other = {**hello.environment, "OPFORGE_CACHE": "/elsewhere", "PATH": "/bin", "CC": "clang"}
-    visitor = admit_here(replace(hello, environment=other), monkeypatch)
-    assert (visitor.environment, visitor.folder, visitor.stderr) == (other, hello.folder, 2)
+    command = admit_here(replace(hello, environment=other), monkeypatch)
+    assert (command.environment, command.folder, command.stderr) == (other, hello.folder, 2)
 
 
 @pytest.mark.parametrize("part", ["opforge", "torch", "python"])

@@ -16,14 +16,14 @@ class CustomOpsBackend:
 
     def __init__(self, options: BackendOptions) -> None:
         self._root = options.custom_ops_root
-        self.strangers: list[str] = []
+        self.skipped: list[str] = []
         """Messages about folders without an operator."""
         self.remarks: list[str] = []
         """Messages about references and about operators without an implementation."""
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
         custom_ops = find_custom_ops(self._root)
-        self.strangers = list(custom_ops.skipped)
+        self.skipped = list(custom_ops.skipped)
         kernels: list[Kernel] = []
         self.remarks = []
         for op in ops:

@@ -33,7 +33,7 @@ class DirectoryBackend:
                 f"make one with `opforge setup --ops-directory {self._root}`, or name another with --ops-directory"
             )
         self._chosen = dict(options.implementations or {})
-        self.strangers: list[str] = []
+        self.skipped: list[str] = []
         """Messages about folders without a usable kernel."""
         self.idle: list[Kernel] = []
         """Kernels without a case."""
@@ -47,7 +47,7 @@ class DirectoryBackend:
         """Return every kernel."""
         entries = sorted(p for p in self._root.iterdir() if not p.name.startswith((".", "__")))
         folders = [path for path in entries if untrusted_files.is_folder(path)]
-        self.strangers += [
+        self.skipped += [
             f"{printable(p.name)} is a link, and links are not followed"
             for p in entries
             if p.is_symlink() and p.is_dir()
@@ -58,7 +58,7 @@ class DirectoryBackend:
         if not kernels:
             raise NothingToJudgeError(
                 f"no kernel in {str(self._root)!r}: expected {{op}}/{{op}}_implementation_1.py"
-                + "".join(f"; {stranger}" for stranger in self.strangers)
+                + "".join(f"; {reason}" for reason in self.skipped)
             )
         return kernels
 
@@ -67,13 +67,13 @@ class DirectoryBackend:
         candidates = implementation_files(folder)
         if not candidates:
             name = printable(folder.name)
-            self.strangers.append(f"{name} holds no {_FILE.format(folder=name)}*.py, *.cpp or *.cu")
+            self.skipped.append(f"{name} holds no {_FILE.format(folder=name)}*.py, *.cpp or *.cu")
             return None
         file = self._pick(folder, candidates)
         try:
             return kernel_from_file(file, name)
         except UnknownNameError as error:
-            self.strangers.append(printable(str(error)))
+            self.skipped.append(printable(str(error)))
             return None
 
     def _pick(self, folder: Path, candidates: list[Path]) -> Path:

@@ -76,7 +76,7 @@ class FlagGemsBackend:
     name = "flag_gems"
 
     def __init__(self, options: BackendOptions) -> None:  # noqa: ARG002  # there are no options
-        self.strangers: list[str] = []
+        self.skipped: list[str] = []
         """Messages about operators that FlagGems registers and this torch lacks."""
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
@@ -94,7 +94,7 @@ class FlagGemsBackend:
         for row, index in rows.items():
             name = row if "." in row else f"{row}.default"
             if table().get(name) is None:
-                self.strangers.append(f"{name} is not an operator of this torch")
+                self.skipped.append(f"{name} is not an operator of this torch")
             elif name in wanted:
                 kernels.append(_kernel(folder, release, vendor, row, index, name))
         return kernels

@@ -44,30 +44,30 @@ def build(
         raise OpforgeError(f"--timeout {timeout} is too small; it must be at least 1")
     from opforge.package.build import BuildOptions, build_folder
 
-    wishes = BuildOptions(out, namespace, tuple(flag or ()), target, workers, timeout)
+    options = BuildOptions(out, namespace, tuple(flag or ()), target, workers, timeout)
     with ProgressLine() as progress:
-        libraries = build_folder(directory, wishes, progress)
+        libraries = build_folder(directory, options, progress)
     place = out or directory / "build"
     if format_ == "json":
         sys.stdout.write(
-            json.dumps({"out": str(place), "libraries": [one.as_json() for one in libraries]}, indent=2) + "\n"
+            json.dumps({"out": str(place), "libraries": [library.as_json() for library in libraries]}, indent=2) + "\n"
         )
     else:
         _show(libraries, place)
-    return 1 if any(one.status == "failed" for one in libraries) else 0
+    return 1 if any(library.status == "failed" for library in libraries) else 0
 
 
 def _show(libraries: list[LibraryResult], place: Path) -> None:
-    for one in libraries:
-        if one.status == "failed":
-            sys.stdout.write(f"{one.name}  failed: {one.error}\n")
+    for library in libraries:
+        if library.status == "failed":
+            sys.stdout.write(f"{library.name}  failed: {library.error}\n")
             continue
-        how = "cached" if one.status == "cached" else f"built in {one.seconds:.1f} s"
-        sys.stdout.write(f"{one.name}  {place / one.name}, {one.abi} ABI, {how}\n")
-        for schema in (one.operators or {}).values():
+        how = "cached" if library.status == "cached" else f"built in {library.seconds:.1f} s"
+        sys.stdout.write(f"{library.name}  {place / library.name}, {library.abi} ABI, {how}\n")
+        for schema in (library.operators or {}).values():
             sys.stdout.write(f"  torch.ops.{schema.replace('::', '.', 1)}\n")
-    counts = Counter(one.status for one in libraries)
+    counts = Counter(library.status for library in libraries)
     summary = ", ".join(f"{counts[status]} {status}" for status in ("built", "cached", "failed") if counts[status])
-    usable = next((one.name for one in libraries if one.status != "failed"), None)
+    usable = next((library.name for library in libraries if library.status != "failed"), None)
     hint = f"; with {place} on the path, `import {usable}`" if usable else ""
     sys.stdout.write(f"libraries: {summary}{hint}\n")

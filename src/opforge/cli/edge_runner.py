@@ -52,9 +52,9 @@ def runner(
     needed = set(edge_runner.needed_libraries(model)) if model is not None else set()
     needed |= {edge_runner.ATEN_LIBRARY} if aten else set()
     needed |= {edge_runner.XNNPACK_LIBRARY} if xnnpack else set()
-    wishes = edge_runner.RunnerOptions(tuple(sorted(needed)), beside)
-    built = edge_runner.build_runner(folder, chosen, out, wishes)
-    full_build = _build_with_all_operators(folder, wishes) if compare else None
+    options = edge_runner.RunnerOptions(tuple(sorted(needed)), beside)
+    built = edge_runner.build_runner(folder, chosen, out, options)
+    full_build = _build_with_all_operators(folder, options) if compare else None
     if format_ == "json":
         row = {**built.as_json(), "all_bytes": full_build.bytes if full_build else None}
         sys.stdout.write(json.dumps(row, indent=2) + "\n")
@@ -63,7 +63,7 @@ def runner(
     return 0
 
 
-def _build_with_all_operators(folder: OperatorFolder, wishes: RunnerOptions) -> BuiltRunner:
+def _build_with_all_operators(folder: OperatorFolder, options: RunnerOptions) -> BuiltRunner:
     """Return what a runner with all operators would be; it is not kept."""
     import tempfile
     from dataclasses import replace
@@ -73,7 +73,7 @@ def _build_with_all_operators(folder: OperatorFolder, wishes: RunnerOptions) -> 
 
     with tempfile.TemporaryDirectory(prefix="opforge-runner-") as place:
         return build_runner(
-            folder, select_all(folder.entries), Path(place) / "runner", replace(wishes, copy_libraries=False)
+            folder, select_all(folder.entries), Path(place) / "runner", replace(options, copy_libraries=False)
         )
 
 

@@ -82,8 +82,8 @@ def _kernels(directory: Path) -> None:
         more = [s.op for s in kernel.serves if not s.required]
         parts = [", ".join(own), f"may also implement {', '.join(more)}" if more else "", _proven(kernel)]
         _line(f"{kernel.name:40} {'; '.join(filter(None, parts))}")
-    for stranger in backend.strangers:
-        _line(f"ignored: {stranger}")
+    for reason in backend.skipped:
+        _line(f"ignored: {reason}")
 
 
 def _proven(kernel: Kernel) -> str:

@@ -32,8 +32,8 @@ def _kernels(root: Path, names: tuple[str, ...]) -> None:
             _line(f"{op} has no implementation {op}_NAME.py: there is nothing to judge")
         for warning in folder.warnings if folder.kernels else ():
             _line(f"note: {warning}")
-    for stranger in custom_ops.skipped:
-        _line(f"ignored: {stranger}")
+    for reason in custom_ops.skipped:
+        _line(f"ignored: {reason}")
 
 
 def _operators(root: Path, names: tuple[str, ...], device: str) -> None:

@@ -42,8 +42,8 @@ def pack(
         return 0
     for kernel in packed.kernels:
         sys.stdout.write(f"{kernel.name}  {kernel.proven or 'no proof: used only with policy `all`'}\n")
-    for stranger in packed.ignored_folders:
-        sys.stdout.write(f"left out: {stranger}\n")
+    for ignored in packed.ignored_folders:
+        sys.stdout.write(f"left out: {ignored}\n")
     sys.stdout.write(f"package  {packed.project}\nwheel    {packed.wheel}\nsigner   {packed.signer}\n")
     sys.stdout.write(f"use      pip install {packed.wheel}; OPFORGE_BACKEND={name} python your_script.py\n")
     return 0

@@ -155,8 +155,8 @@ def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> 
     progress("exporting", 0, _STEPS)
     programs = _prepared(folder, model, work)
     timer.lap("export")
-    used = sorted({name for one in programs for name in custom_operators(one.operators)})
-    if not used and not any(one.error for one in programs):
+    used = sorted({name for program in programs for name in custom_operators(program.operators)})
+    if not used and not any(program.error for program in programs):
         raise NothingToJudgeError(
             f"{path / MODEL_FILE} uses no operator of {path / 'ops.yaml'}; there is nothing to check"
         )
@@ -165,23 +165,23 @@ def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> 
     built = _library(folder, used, work / "library", tool)
     halves = [half for half in (used[0::2], used[1::2]) if half]
     reduced = [
-        _library(folder, [one for one in used if one not in half], work / f"without-{number}", tool)
+        _library(folder, [name for name in used if name not in half], work / f"without-{number}", tool)
         for number, half in enumerate(halves)
     ]
     timer.lap("build")
     progress("running", 2, _STEPS)
-    planned = [(one, run) for one in programs for run in one.runs]
+    planned = [(program, run) for program in programs for run in program.runs]
     negative = [
         _NegativeRun(name, half, library, _program_using(programs, name))
         for half, library in zip(halves, reduced, strict=True)
         for name in half
     ]
-    ran = run_programs(_jobs(planned, built) + [one.job() for one in negative])
+    ran = run_programs(_jobs(planned, built) + [run.job() for run in negative])
     timer.lap("run")
     progress("comparing", 3, _STEPS)
-    rows = [CheckRow(one.example, one.kind, "error", one.error) for one in programs if one.error]
+    rows = [CheckRow(program.example, program.kind, "error", program.error) for program in programs if program.error]
     rows += _judged(planned, ran[: len(planned)])
-    rows += [one.judged(result) for one, result in zip(negative, ran[len(planned) :], strict=True)]
+    rows += [run.judged(result) for run, result in zip(negative, ran[len(planned) :], strict=True)]
     timer.lap("compare")
     versions = {"executorch": package.version, "torch": cache.torch_version()}
     unused = tuple(entry.name for entry in folder.entries if entry.name not in used)

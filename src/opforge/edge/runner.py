@@ -103,18 +103,18 @@ def build_runner(
     return BuiltRunner(out, out.stat().st_size, generated.operators, chosen.origin, files, size, cached, seconds)
 
 
-def _product(folder: OperatorFolder, generated: GeneratedCode, wishes: RunnerOptions) -> toolchain.Product:
+def _product(folder: OperatorFolder, generated: GeneratedCode, options: RunnerOptions) -> toolchain.Product:
     # Kernel libraries register themselves. Nothing calls into them, so a linker would drop them.
-    keep = "-Wl,--no-as-needed" if wishes.libraries else "-Wl,--as-needed"
+    keep = "-Wl,--no-as-needed" if options.libraries else "-Wl,--as-needed"
     product = library_product(folder, generated)
     return replace(
         product,
         name=f"{folder.name}_runner",
         sources=(*product.sources, generated.folder / "runner.cpp"),
-        libraries=(RUNTIME_LIBRARY, THREADPOOL_LIBRARY, *wishes.libraries),
+        libraries=(RUNTIME_LIBRARY, THREADPOOL_LIBRARY, *options.libraries),
         link_options=(*toolchain.LINK_OPTIONS, "-Wl,-s", keep),
         shared=False,
-        rpath="$ORIGIN" if wishes.copy_libraries else "",
+        rpath="$ORIGIN" if options.copy_libraries else "",
     )
 
 

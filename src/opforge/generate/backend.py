@@ -46,7 +46,7 @@ class GeneratingBackend:
         self._options = GenerationOptions.from_json(options.generation or {})
         self._results: tuple[OperatorResult, ...] = ()
         self._tasks: dict[str, Task] = {}
-        self.strangers: list[str] = []
+        self.skipped: list[str] = []
         """Messages about folders that hold no operator."""
         self.remarks: list[str] = []
         """Messages about operators without a right kernel, and about users' references."""
@@ -77,7 +77,7 @@ class GeneratingBackend:
             return [*aten_tasks(context.suite)]
         custom_ops = find_custom_ops(self._custom_root)
         work = custom_tasks(custom_ops, context.suite, self.name.replace("-", "_"), self._directory)
-        self.strangers, self.remarks = list(custom_ops.skipped), work.remarks
+        self.skipped, self.remarks = list(custom_ops.skipped), work.remarks
         return [*work.tasks]
 
     def _generate(self, context: GenerationContext, journal: Journal, options: GenerationOptions) -> GenerationSummary:

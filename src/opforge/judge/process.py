@@ -367,11 +367,11 @@ class Judge:
             self._timeouts = min(self._timeouts, MAX_TIMEOUTS - 1)  # it may still answer the cases themselves
             waiting.extendleft(reversed([p.case for p in batch.entries if not p.variant]))  # without large ones
             return
-        victim = entry.case
-        unfinished = [p.case for p in batch.entries if not p.variant and p.case is not victim]
+        failed_case = entry.case
+        unfinished = [p.case for p in batch.entries if not p.variant and p.case is not failed_case]
         waiting.extendleft(reversed(unfinished))
         variant = f"{variants.describe(entry.variant)}: " if entry.variant else ""
-        self._send_verdicts(op, [(victim, Verdict(death.kind, f"{variant}{death}"))])
+        self._send_verdicts(op, [(failed_case, Verdict(death.kind, f"{variant}{death}"))])
 
     def _check_replies(
         self, op: _JudgedOperator, worker: KernelWorker, batch: Batch, replies: list[CallReply]

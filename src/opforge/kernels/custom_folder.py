@@ -124,23 +124,23 @@ def find_custom_ops(root: Path) -> CustomOps:
             f"It holds a folder for each: {{op}}/{GEN_INPUT} and {{op}}/{{op}}_NAME.py"
         )
     folders: dict[str, CustomFolder] = {}
-    strangers = []
+    skipped = []
     for path in sorted(
         p for p in root.iterdir() if untrusted_files.is_folder(p) and not p.name.startswith((".", "__"))
     ):
         folder = CustomFolder(path)
         if not path.name.isidentifier():
-            strangers.append(f"{path.name} cannot be the name of an operator: its functions are named after it")
+            skipped.append(f"{path.name} cannot be the name of an operator: its functions are named after it")
         elif not untrusted_files.is_regular(folder.gen_input) and not folder.implementations:
-            strangers.append(f"{path.name} holds neither {GEN_INPUT} nor {path.name}_NAME.py")
+            skipped.append(f"{path.name} holds neither {GEN_INPUT} nor {path.name}_NAME.py")
         else:
             folders[path.name] = folder
     if not folders:
         raise NothingToJudgeError(
             f"no custom operator in {str(root)!r}: expected {{op}}/{GEN_INPUT} and {{op}}/{{op}}_NAME.py"
-            + "".join(f"; {stranger}" for stranger in strangers)
+            + "".join(f"; {reason}" for reason in skipped)
         )
-    return CustomOps(root, folders, tuple(strangers))
+    return CustomOps(root, folders, tuple(skipped))
 
 
 def _implementation_name(file: Path, op: str) -> str:

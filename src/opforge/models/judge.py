@@ -74,7 +74,7 @@ def judge_model(config: ModelConfig, on_status: StatusCallback = lambda _what: N
         server.close()
     if unusable := report.get("unusable"):
         raise OpforgeError(f"{config.target} cannot be run, even without kernels: {unusable}")
-    strangers = list(getattr(backend, "strangers", ()))
+    skipped = list(getattr(backend, "skipped", ()))
     head = {
         "model": config.target,
         "backend": run.backend,
@@ -82,7 +82,7 @@ def judge_model(config: ModelConfig, on_status: StatusCallback = lambda _what: N
         "train": config.train,
         "seed": config.seed,
     }
-    return {**head, **report, "remarks": strangers, "confinement": confinement}
+    return {**head, **report, "remarks": skipped, "confinement": confinement}
 
 
 def _operator_names(run: RunConfig) -> list[str]:

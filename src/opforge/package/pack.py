@@ -103,7 +103,7 @@ def pack(directory: Path, name: str, out: Path, *, version: str = "0.1.0") -> Pa
             f"{str(error.filename or out)!r}; "
             "name a writable folder, and make the files beside the kernels readable"
         ) from None
-    return PackedBackend(project, wheel_path, packed, backend.strangers, signer)
+    return PackedBackend(project, wheel_path, packed, backend.skipped, signer)
 
 
 @contextmanager

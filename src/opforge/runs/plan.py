@@ -161,8 +161,8 @@ def make_plan(config: RunConfig, backend: Backend, suite: LoadedSuite) -> Plan:
 
 def _remarks(config: RunConfig, backend: Backend) -> Iterable[str]:
     """Report which folders and kernels of the selection are not judged, and why."""
-    for stranger in getattr(backend, "strangers", ()):
-        yield f"ignored: {stranger}"
+    for reason in getattr(backend, "skipped", ()):
+        yield f"ignored: {reason}"
     yield from getattr(backend, "remarks", ())
     idle = getattr(backend, "idle", ())
     wanted = {op.name for op in table().select(config.ops)} if config.ops and idle else None

@@ -111,9 +111,9 @@ class _DrawJudge:
         for start, count in self._messages():
             self._collect(kept, start, count)
         self._check_rules(kept)
-        weighed, figures = self._run_tests(kept)
-        if weighed.reason is not None:
-            raise RejectedError(VerdictKind.WRONG, weighed.reason, **figures)
+        result, figures = self._run_tests(kept)
+        if result.reason is not None:
+            raise RejectedError(VerdictKind.WRONG, result.reason, **figures)
         return figures
 
     def _first_draws_equal_aten(self) -> bool:
@@ -219,8 +219,8 @@ class _DrawJudge:
             first = self._first_draw[index]
             row = (first.shape[-1] if first.dim() else 1) * (2 if first.is_complex() else 1)
             draw_tests.append(DrawTests(draws.sample(pilot, positions, row), self._names[index]))
-        weighed = judge_jointly(test for tests in draw_tests for test in tests.tests())
-        return weighed, {**draw_tests[0].figures(weighed), **weighed.figures}
+        result = judge_jointly(test for tests in draw_tests for test in tests.tests())
+        return result, {**draw_tests[0].figures(result), **result.figures}
 
     def _requests(self, side: str, start: int, count: int) -> list[CaseRequest]:
         call = self.entry.call

@@ -137,31 +137,31 @@ class AuditHook:
 
     def record_write(self, path: Any) -> None:
         """Record a file that is written, created, moved or deleted."""
-        if not self._from_kernel() or (where := _real(path)) is None:
+        if not self._from_kernel() or (real_path := _real(path)) is None:
             return
-        if where.startswith(self._kernel_folders) and not where.endswith(".py"):
+        if real_path.startswith(self._kernel_folders) and not real_path.endswith(".py"):
             return  # a cache beside its source: refused, and the kernel's error says so
-        if _lies_in(where, self._confinement.folder):
-            if self._is_of_home(where):
-                self.record(f"write {self._name(where)}")
-        elif not where.startswith((*_OWN_DEVICES, f"/proc/{os.getpid()}/")):
-            self.record(f"write {self._name(where)}")
+        if _lies_in(real_path, self._confinement.folder):
+            if self._is_of_home(real_path):
+                self.record(f"write {self._name(real_path)}")
+        elif not real_path.startswith((*_OWN_DEVICES, f"/proc/{os.getpid()}/")):
+            self.record(f"write {self._name(real_path)}")
 
     def record_read(self, path: Any) -> None:
         """Record a file or folder that is read."""
-        if not self._from_kernel() or (where := _real(path)) is None:
+        if not self._from_kernel() or (real_path := _real(path)) is None:
             return
-        if where.startswith(self._kernel_folders):
+        if real_path.startswith(self._kernel_folders):
             return  # a file outside its digest: refused, and the kernel's error says so
-        if _is_of_other_process(where):
-            self.record(f"read {where}")
-        elif self._is_of_home(where):
-            if not os.path.lexists(where):
-                self.record(f"read {self._name(where)}")
-        elif _lies_in(where, self._confinement.run, *self._homes, *_SECRET_FILES) and not _lies_in(
-            where, *self._readable
+        if _is_of_other_process(real_path):
+            self.record(f"read {real_path}")
+        elif self._is_of_home(real_path):
+            if not os.path.lexists(real_path):
+                self.record(f"read {self._name(real_path)}")
+        elif _lies_in(real_path, self._confinement.run, *self._homes, *_SECRET_FILES) and not _lies_in(
+            real_path, *self._readable
         ):
-            self.record(f"read {self._name(where)}")
+            self.record(f"read {self._name(real_path)}")
 
     def record_signal(self, pid: Any, number: Any) -> None:
         """Record a signal to a foreign process."""
@@ -176,10 +176,10 @@ class AuditHook:
 
     def check_library(self, name: Any) -> None:
         """Check a library before it is loaded; its file may be gone when the judge looks."""
-        where = _real(name) if name and self._stems else None
-        if where is None or _lies_in(where, *self._system) or not os.path.isfile(where):
+        real_path = _real(name) if name and self._stems else None
+        if real_path is None or _lies_in(real_path, *self._system) or not os.path.isfile(real_path):
             return
-        if (reason := rejection_reason(Path(where), self._stems)) is not None:
+        if (reason := rejection_reason(Path(real_path), self._stems)) is not None:
             self._record_success(reason.replace("has loaded", "load", 1))
 
     def forbid(self, operators: Iterable[str]) -> None:
@@ -202,19 +202,19 @@ class AuditHook:
         if name not in (None, "", b"", "localhost", "127.0.0.1", "::1") and self._from_kernel(nearest=False):
             self.record(f"look up the host {os.fsdecode(name)}")
 
-    def _name(self, where: str) -> str:
-        if self._confinement.run and _lies_in(where, self._confinement.run):
-            return f"the run's own {os.path.relpath(where, self._confinement.run)}"
+    def _name(self, real_path: str) -> str:
+        if self._confinement.run and _lies_in(real_path, self._confinement.run):
+            return f"the run's own {os.path.relpath(real_path, self._confinement.run)}"
         for home in (self._worker_home, *self._homes):
-            if _lies_in(where, home):
-                return f"~{where[len(home) :]} in the home folder"
-        return where
+            if _lies_in(real_path, home):
+                return f"~{real_path[len(home) :]} in the home folder"
+        return real_path
 
-    def _is_of_home(self, where: str) -> bool:
+    def _is_of_home(self, real_path: str) -> bool:
         """Whether a path lies in the stand-in home folder, outside the libraries' caches."""
-        if not where.startswith(f"{self._worker_home}/"):
+        if not real_path.startswith(f"{self._worker_home}/"):
             return False
-        first = where[len(self._worker_home) + 1 :].split("/", 1)[0]
+        first = real_path[len(self._worker_home) + 1 :].split("/", 1)[0]
         return first in _SECRET_AT_HOME or not first.startswith(".")
 
 
@@ -235,8 +235,8 @@ def _is_family(pid: int) -> bool:
     return pid == own or not os.path.exists(f"/proc/{pid}") or pid in linux.descendants(own, 1000)
 
 
-def _is_of_other_process(where: str) -> bool:
-    parts = where.split("/")
+def _is_of_other_process(real_path: str) -> bool:
+    parts = real_path.split("/")
     is_secret = len(parts) > 3 and parts[1] == "proc" and parts[2].isdigit() and parts[3] in _PRIVATE_PROC_FILES
     return is_secret and not _is_family(int(parts[2]))
 

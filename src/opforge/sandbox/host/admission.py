@@ -81,7 +81,7 @@ class ClientCommand:
 
 
 def admit(connection: socket.socket, hello: Hello, fds: list[int], version: Version) -> ClientCommand:
-    """Return the visitor if a server may serve it; raise ServerRefusedError with reason and advice."""
+    """Return the command if a server may serve it; raise ServerRefusedError with reason and advice."""
     _check_user(connection)
     _check_version(version, hello.version)
     _check_environment(hello.environment)

@@ -56,13 +56,13 @@ class _Client:
     folder: str | None = None
     gpu: str = ""
     """The only GPU that its workers see."""
-    visitor: ClientCommand | None = None
+    command: ClientCommand | None = None
     """The command that came by the listener; workers get its environment, folder and stderr."""
 
     def close(self) -> None:
         self.channel.close()
-        if self.visitor is not None:
-            os.close(self.visitor.stderr)
+        if self.command is not None:
+            os.close(self.command.stderr)
 
 
 class ForkServer:
@@ -115,7 +115,7 @@ class ForkServer:
         channel, fds = Channel(connection), list[int]()
         try:
             message, fds = channel.receive_with_fds(_HELLO_LIMIT_S)
-            visitor = admit(connection, Hello.from_wire(message), fds, self._version)
+            command = admit(connection, Hello.from_wire(message), fds, self._version)
             channel.send({"ready": os.getpid(), "folders": self._folders_root}, timeout_s=_HELLO_LIMIT_S)
         except OpforgeError as error:
             with contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ class ForkServer:
         except (OSError, ValueError, TypeError, KeyError):
             pass  # not an opforge command, or one that has ended: nobody to answer
         else:
-            self._add(_Client(channel, visitor=visitor))
+            self._add(_Client(channel, command=command))
             return
         channel.close()
         for fd in fds:
@@ -140,7 +140,7 @@ class ForkServer:
         except ChannelClosedError:
             self._drop(client)
         except (ValueError, KeyError, TypeError, OSError):
-            if client.visitor is None:
+            if client.command is None:
                 raise  # the server belongs to one run, and the request is from its own code
             traceback.print_exc()
             self._drop(client)  # other runs go on
@@ -148,8 +148,8 @@ class ForkServer:
     def _handle_request(self, client: _Client, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         match request["do"]:
             case "connect":
-                visitor = client.visitor and replace(client.visitor, stderr=os.dup(client.visitor.stderr))
-                self._add(_Client(Channel.from_fd(fds.pop()), gpu=request["gpu"], visitor=visitor))
+                command = client.command and replace(client.command, stderr=os.dup(client.command.stderr))
+                self._add(_Client(Channel.from_fd(fds.pop()), gpu=request["gpu"], command=command))
                 return {}
             case "spawn":
                 return self._spawn(client, request, fds)
@@ -184,7 +184,7 @@ class ForkServer:
         except OSError as error:
             return {"error": f"not enough memory for another process ({error.strerror}); use fewer --workers"}
         if pid == 0:
-            self._run_child(request, fds, worker, tasks, client.visitor)
+            self._run_child(request, fds, worker, tasks, client.command)
         client.workers[pid] = worker
         return {"pid": pid}
 
@@ -194,14 +194,14 @@ class ForkServer:
         fds: list[int],
         worker: _ForkedWorker,
         tasks: int | None,
-        visitor: ClientCommand | None,
+        command: ClientCommand | None,
     ) -> None:
         """Turn the child into a worker: close server files, set limits, confine, run the role."""
         try:
             linux.die_with_parent()
             os.setsid()
-            if visitor is not None:
-                _take_settings_of(visitor)
+            if command is not None:
+                _adopt_settings(command)
             if gpu := request["config"]["gpu"]:
                 os.environ["CUDA_VISIBLE_DEVICES"] = gpu
             confinement_wire = request["config"].get("confinement")
@@ -282,14 +282,14 @@ class _TaskLimit:
         return self._count
 
 
-def _take_settings_of(visitor: ClientCommand) -> None:
+def _adopt_settings(command: ClientCommand) -> None:
     """Adopt the environment, working folder and stderr of the command that asked for it."""
     os.environ.clear()
-    os.environ.update(visitor.environment)
+    os.environ.update(command.environment)
     tempfile.tempdir = None  # may be cached from the server
-    os.chdir(visitor.folder)
-    os.dup2(visitor.stderr, 1)
-    os.dup2(visitor.stderr, 2)
+    os.chdir(command.folder)
+    os.dup2(command.stderr, 1)
+    os.dup2(command.stderr, 2)
 
 
 def _can_fork_with(max_tasks: int) -> bool:
