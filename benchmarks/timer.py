@@ -37,7 +37,7 @@ from opforge.judge.timing.gpu_race import BaselineError, GpuRace
 from opforge.ops import table
 from opforge.runs.execute.judge_pool import start_server
 from opforge.runtime.trees import instances
-from opforge.sandbox.host.request import Request
+from opforge.sandbox.host.request import WorkerRequest
 
 CPU_MODELS = ("gpt2 decode", "bert 8x128", "bert training", "llama decode", "resnet 1", "t5", "mixtral", "adam")
 """Those whose calls take no longer than some ms on one core."""
@@ -94,8 +94,8 @@ class Ring:
         begin, answer = worker.begin, worker.answer
         asked: list[tuple[str, float]] = []
 
-        def beginning(request: Request | dict[str, Any]) -> None:
-            wire = request.wire() if isinstance(request, Request) else request
+        def beginning(request: WorkerRequest | dict[str, Any]) -> None:
+            wire = request.wire() if isinstance(request, WorkerRequest) else request
             self._step = wire.get("quantity", self._step if wire["do"] == "run" else "")
             asked.append((f"{wire['do']} {self._step}", time.perf_counter()))
             begin(request)
