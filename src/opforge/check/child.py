@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from opforge.check import fixes, target_loading
+from opforge.check.check_request import CheckRequest
+from opforge.check.findings import KIND_CONTENTS, KIND_ENDED, Finding, Findings, Status, failed, skipped
 from opforge.check.messages import (
     AcceptedCall,
     Calling,
