@@ -20,7 +20,7 @@ from opforge.sandbox.host.client import SERVER_VARIABLE, ForkServerProcess, serv
 from opforge.sandbox.host.warm import WarmServer, connect, warm_server
 from tests.command import opforge, opforge_process
 from tests.conftest import ROOT, UNARY, verdicts
-from tests.sandbox.test_server import new_worker
+from tests.sandbox.test_fork_server import new_worker
 
 CPU = device_settings("cpu")
 
@@ -189,7 +189,7 @@ def test_a_command_that_is_killed_leaves_nothing_behind(own, tmp_path):
     path, server = own
     code = (
         "import os, sys, time\nfrom opforge.runs.execute.judge_pool import start_server\n"
-        "from tests.sandbox.test_server import new_worker\n"
+        "from tests.sandbox.test_fork_server import new_worker\n"
         "pid, channel = new_worker(start_server('cpu').spawner)\nprint(pid, flush=True)\ntime.sleep(100)"
     )
     environment = {**os.environ, SERVER_VARIABLE: path}
