@@ -22,6 +22,8 @@ from tests.edge import several
 from tests.edge.several import Job, export, wanted, words
 from tests.store import stored
 
+pytest.importorskip("executorch", reason="executorch is not installed")
+
 EXAMPLES = ROOT / "examples" / "edge"
 MUL4, RICH = EXAMPLES / "mul4", EXAMPLES / "rich"
 INPUTS = (ROOT / "src" / "opforge" / "edge", EXAMPLES, Path(__file__), Path(several.__file__), version("executorch"))
