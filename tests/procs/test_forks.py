@@ -13,9 +13,8 @@ from opforge.procs.forks import ForkResult
 
 # Forks are made by a process without threads, which this one may not be.
 RUN = """
-import json, os, signal, subprocess, sys, time
+import json, os, select, signal, subprocess, sys, time
 from dataclasses import asdict
-from pathlib import Path
 from opforge.procs.forks import ForkJob, run_fork, run_forks
 
 def answers(send):
@@ -64,16 +63,18 @@ def sends_much(send):
     print("y" * 100_000, flush=True)
     return "z" * 1_000_000
 
-def is_gone(pid):
-    stat = Path(f"/proc/{pid}/stat")
-    return not stat.exists() or stat.read_text().split()[2] == "Z"
+def ends(pid):
+    try:
+        return bool(select.select([os.pidfd_open(pid)], [], [], 30)[0])
+    except ProcessLookupError:
+        return True
 
 before = sorted(os.listdir("/proc/self/fd"))
 actions = (
     answers, dies, raises, raises_without_text, leaves, hangs, hangs_without_pipe, leaves_a_child, dies_beside_a_fork,
     sends_much,
 )
-limits = {"hangs": 1.0, "hangs_without_pipe": 1.0}
+limits = {"hangs": 5.0, "hangs_without_pipe": 5.0}  # a busy machine needs a while to begin
 jobs = [ForkJob(action, limits.get(action.__name__, 60.0), action.__name__) for action in actions]
 results = {result.key: asdict(result) for result in run_forks(jobs, 3)}
 unfinished = run_forks([ForkJob(hangs, 60.0), ForkJob(answers, 60.0)], 2)
@@ -87,16 +88,16 @@ except ChildProcessError:
 print(json.dumps({
     "results": results,
     "alone": asdict(run_fork(answers, 60.0)),
-    "orphan gone": is_gone(results["leaves_a_child"]["answer"]),
     "children": children,
     "descriptors kept": sorted(os.listdir("/proc/self/fd")) == before,
+    "orphan gone": ends(results["leaves_a_child"]["answer"]),
 }))
 """
 
 
 @pytest.fixture(scope="module")
 def ran() -> dict:
-    done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
