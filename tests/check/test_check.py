@@ -446,7 +446,6 @@ def test_an_operator_of_torch_by_name_where_the_cache_is_broken(tmp_path, monkey
     assert modules != sorted(modules), "as they were imported: in another order some are refused"
 
 
-@pytest.mark.slow
 def test_an_operator_by_name_with_what_registers_it(tmp_path):
     folder = package(
         tmp_path, "by_name", ONLY_MATRIX.format(name="by_name"), opforge_inputs=INPUTS.format(name="by_name")

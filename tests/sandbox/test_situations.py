@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
+from time import monotonic
 
 import pytest
 import torch
@@ -145,3 +147,22 @@ def test_threads_go_on_without_turns_when_those_have_taken_long(monkeypatch):
     result, _ = call_in_two_threads(function, fresh)
     assert torch.equal(result, GIVEN + 1)
     assert len(steps) >= 20_000
+
+
+def test_threads_switch_as_usual_after_the_time_limit(monkeypatch):
+    """Threads that switch all the time get nowhere on a busy machine."""
+    monkeypatch.setattr(situations, "_TURNS_S", 0.05)
+    monkeypatch.setattr(situations, "_ROUNDS_S", 0.05)
+    usual, main, seen = sys.getswitchinterval(), threading.get_ident(), []
+
+    def function(x):
+        give_up = monotonic() + 30
+        while threading.get_ident() != main and sys.getswitchinterval() < usual and monotonic() < give_up:
+            pass
+        seen.append(sys.getswitchinterval())
+        return x + 1
+
+    result, _ = call_in_two_threads(function, fresh)
+    assert torch.equal(result, GIVEN + 1)
+    assert seen[0] < usual
+    assert seen[-1] == usual

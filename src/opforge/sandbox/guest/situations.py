@@ -97,6 +97,10 @@ def call_in_two_threads(function: Function, make_arguments: Callable[[], Argumen
     correct result may differ by rounding, which the judge decides.
     """
     interval, end = sys.getswitchinterval(), monotonic() + _ROUNDS_S
+
+    def switch_as_usual() -> None:
+        sys.setswitchinterval(interval)
+
     sys.setswitchinterval(_THREAD_SWITCH_INTERVAL_S)
     try:
         args, kwargs, _ = make_arguments()
@@ -104,13 +108,14 @@ def call_in_two_threads(function: Function, make_arguments: Callable[[], Argumen
         for number in range(_ROUNDS):
             given = [make_arguments() for _ in range(_CALLS if number else _TURN_CALLS)]
             turns = None if number else _Turns()
-            results = _while_others_call(function, given, _with_other_contents(make_arguments()), end, turns)
+            others = _with_other_contents(make_arguments())
+            results = _while_others_call(function, given, others, end, turns, switch_as_usual)
             other = next((i for i, result in enumerate(results) if not _same(alone, result)), None)
             if other is not None or number == _ROUNDS - 1 or monotonic() > end:
                 break
         return results[other or 0], given[other or 0][2]
     finally:
-        sys.setswitchinterval(interval)
+        switch_as_usual()
 
 
 class _Turns:
@@ -122,7 +127,7 @@ class _Turns:
     def __init__(self) -> None:
         self._locks = allocate_lock(), allocate_lock()
         self._over = False
-        self._end = monotonic() + _TURNS_S
+        self.time_limit = monotonic() + _TURNS_S
         self._states: dict[int, int] = {}
         """By thread number, the open file with the thread's state."""
         for lock in self._locks:
@@ -140,7 +145,7 @@ class _Turns:
         def step(_frame: Any, event: str, _arg: Any) -> None:
             if event != "c_call" or self._over:
                 return
-            self._over = monotonic() > self._end
+            self._over = monotonic() > self.time_limit
             _open(self._locks[1 - number])
             while not self._over and not self._locks[number].acquire(timeout=_TURN_S):
                 if self._waits(1 - number):  # for a lock of the kernel that this thread holds
@@ -179,9 +184,18 @@ def _open(lock: LockType) -> None:
 
 
 def _while_others_call(
-    function: Function, given: Sequence[Arguments], others: Arguments, end: float, turns: _Turns | None
+    function: Function,
+    given: Sequence[Arguments],
+    others: Arguments,
+    end: float,
+    turns: _Turns | None,
+    switch_as_usual: Callable[[], None],
 ) -> list[Any]:
-    """Return the results of one thread's calls, made while another thread calls repeatedly."""
+    """Return the results of one thread's calls, made while another thread calls repeatedly.
+
+    After the time limit they switch as usual: on a busy machine each switch takes milliseconds, and
+    a kernel in Python may have thousands of them in a call.
+    """
     done: list[bool] = []
 
     def judged() -> list[Any]:
@@ -202,15 +216,21 @@ def _while_others_call(
         while not done:
             function(*others[0], **others[1])
 
-    answer, _ = _run_in_threads([judged, beside])
+    time_limit = end if turns is None else max(end, turns.time_limit)
+    answer, _ = _run_in_threads([judged, beside], time_limit, switch_as_usual)
     if turns is not None:
         turns.close()
     results: list[Any] = answer()
     return results
 
 
-def _run_in_threads(calls: Sequence[Function]) -> list[Function]:
-    """Run each call in its own thread; return functions that return its result or raise."""
+def _run_in_threads(
+    calls: Sequence[Function], time_limit: float = 0.0, after_limit: Callable[[], None] | None = None
+) -> list[Function]:
+    """Run each call in its own thread; return functions that return its result or raise.
+
+    If threads still run at the time limit, ``after_limit`` is called once, and they go on.
+    """
     answers: list[Function] = [_return_none] * len(calls)
     start, ends = allocate_lock(), [allocate_lock() for _ in calls]
 
@@ -231,7 +251,10 @@ def _run_in_threads(calls: Sequence[Function]) -> list[Function]:
         start_new_thread(run, (number,))
     start.release()
     for end in ends:
-        end.acquire()
+        while not end.acquire(timeout=-1 if after_limit is None else max(0.0, time_limit - monotonic())):
+            if after_limit is not None:
+                after_limit()
+            after_limit = None
     return answers
 
 
