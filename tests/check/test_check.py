@@ -167,7 +167,7 @@ SOME_CONTRACTS = (
 
 @pytest.fixture(
     scope="module",
-    params=[(SOME_CONTRACTS, ("opcheck", "mask", "blocks")), slow(((), ()))],
+    params=[(SOME_CONTRACTS, ("opcheck", "mask")), slow(((), ()))],
     ids=["some", "all"],
 )
 def contracts(request) -> CheckReport:
