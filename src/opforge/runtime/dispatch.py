@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -46,9 +47,9 @@ class CallCounts:
     aten: Counter[str] = field(default_factory=Counter)
     """How often the kernel was skipped, by reason."""
 
-    def count_fallback(self, reason: str) -> None:
+    def count_fallback(self, reason: str, times: int = 1) -> None:
         has_own_count = reason in self.aten or len(self.aten) < _MAX_REASONS
-        self.aten[reason if has_own_count else _OTHER_REASONS] += 1
+        self.aten[reason if has_own_count else _OTHER_REASONS] += times
 
 
 class InstalledKernel:
@@ -82,10 +83,26 @@ class InstalledKernel:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the kernel on a call, and check the types of its result."""
-        function = self._detached if _requires_grad([*args, *kwargs.values()]) else self._function
+        function = self.function(needs_grad=self.needs_grad(args, kwargs))
         result = below_autocast(function)(*args, **kwargs)
         check_result_types(self._op, result)
         return result
+
+    def function(self, *, needs_grad: bool) -> Function:
+        """Return the kernel's function, for calls in which a tensor requires gradients or none does."""
+        return self._detached if needs_grad else self._function
+
+    @staticmethod
+    def needs_grad(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a tensor of a call requires gradients."""
+        return _requires_grad([*args, *kwargs.values()])
+
+    @property
+    def proven_operator(self) -> Any:
+        """Return the C++ operator that answers proven calls as it is; None if other code is needed too."""
+        is_operator = isinstance(self._function, torch._ops.OpOverload)  # noqa: SLF001  # torch has no public name
+        is_proven = self._proven_calls is not None and self._op.kind == FUNCTIONAL
+        return self._function if is_operator and is_proven else None
 
     def _detached(self, *args: Any, **kwargs: Any) -> Any:
         """Run the kernel, which is below autograd, so that it records no gradients.
@@ -107,17 +124,21 @@ class InstalledKernel:
         return self._aten_can_retry
 
 
-class OperatorSlot:
+class InsideMark(Protocol):
+    """Whether this thread is inside a kernel."""
+
+    now: bool
+
+
+class OperatorSlot(ABC):
     """An operator's dispatcher slot for one device. ``restore`` gives it back to ATen."""
+
+    inside: InsideMark
 
     def __init__(self, op: OperatorSchema, key: str) -> None:
         self.op = op
         self._aten_kernel = aten_kernel(op, key)
         self._kernels: tuple[InstalledKernel, ...] = ()
-        self._library = torch.library.Library("aten", "IMPL")
-        check = functools.partial(check_result_types, op)
-        call, self._set_first = make_fast_path(self._call, tensor_positions(op), check, leading=tensors_come_first(op))
-        override(self._library, op, call, key)
 
     @property
     def kernels(self) -> tuple[InstalledKernel, ...]:
@@ -127,17 +148,18 @@ class OperatorSlot:
     @kernels.setter
     def kernels(self, servers: tuple[InstalledKernel, ...]) -> None:
         self._kernels = servers
-        match servers:
-            case ():
-                self._set_first(None, None, self._aten_kernel)
-            case (only,):
-                self._set_first(only.decisions, only.counts, self._aten_kernel)
-            case (first, *_):
-                self._set_first(first.decisions, first.counts, None)
+        self._use(servers)
 
+    @abstractmethod
+    def _use(self, servers: tuple[InstalledKernel, ...]) -> None:
+        """Let calls go to these kernels from now on."""
+
+    @abstractmethod
     def restore(self) -> None:
         """Remove the override. The dispatcher is then as it was before."""
-        self._library._destroy()  # noqa: SLF001  # torch has no public way to remove an implementation
+
+    def collect_counts(self) -> None:  # noqa: B027  # for slots that count elsewhere
+        """Bring the kernels' counts up to date."""
 
     def _call(
         self,
@@ -167,14 +189,14 @@ class OperatorSlot:
         tried = counted.kernel if counted is not None else None
         if tried is not None and raised is not None:
             failures += self._failed(tried, raised, args, kwargs)
-        for server in self._kernels if not INSIDE_KERNEL.now else ():
+        for server in self._kernels if not self.inside.now else ():
             if server is tried:
                 continue
             if reason := server.why_not(args, kwargs):
                 server.counts.count_fallback(reason)
                 continue
             try:
-                result = _run_inside(server, args, kwargs)
+                result = self._run_inside(server, args, kwargs)
             except Exception as error:  # noqa: BLE001  # kernels raise anything
                 failures += self._failed(server, error, args, kwargs)
                 continue
@@ -221,14 +243,38 @@ class OperatorSlot:
             text = f"kernel {server.name} failed in a call of {self.op.name} and was removed ({cause}); {then}"
             warnings.warn(text, KernelWarning, stacklevel=3)
 
+    def _run_inside(self, server: InstalledKernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a kernel with this thread marked as inside a kernel."""
+        self.inside.now = True
+        try:
+            return server.call(args, kwargs)
+        finally:
+            self.inside.now = False
 
-def _run_inside(server: InstalledKernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a kernel with this thread marked as inside a kernel."""
-    INSIDE_KERNEL.now = True
-    try:
-        return server.call(args, kwargs)
-    finally:
-        INSIDE_KERNEL.now = False
+
+class PythonSlot(OperatorSlot):
+    """A slot whose calls go through Python, also those that ATen answers."""
+
+    inside = INSIDE_KERNEL
+
+    def __init__(self, op: OperatorSchema, key: str) -> None:
+        super().__init__(op, key)
+        self._library = torch.library.Library("aten", "IMPL")
+        check = functools.partial(check_result_types, op)
+        call, self._set_first = make_fast_path(self._call, tensor_positions(op), check, leading=tensors_come_first(op))
+        override(self._library, op, call, key)
+
+    def _use(self, servers: tuple[InstalledKernel, ...]) -> None:
+        match servers:
+            case ():
+                self._set_first(None, None, self._aten_kernel)
+            case (only,):
+                self._set_first(only.decisions, only.counts, self._aten_kernel)
+            case (first, *_):
+                self._set_first(first.decisions, first.counts, None)
+
+    def restore(self) -> None:
+        self._library._destroy()  # noqa: SLF001  # torch has no public way to remove an implementation
 
 
 def _requires_grad(value: Any) -> bool:

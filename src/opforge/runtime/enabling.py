@@ -19,14 +19,19 @@ from .adapters import adapt
 from .aten_kernels import dispatch_key
 from .compile_warning import watch_compilation
 from .devices import device_name
-from .dispatch import INSTALL_LOCK, InstalledKernel, KernelWarning, OperatorSlot
+from .dispatch import INSTALL_LOCK, InstalledKernel, KernelWarning, OperatorSlot, PythonSlot
 from .loading import Function, LoadError, load_function
+from .native import binding
+from .native.binding import NativeLibrary
+from .native_slots import NativeSlot
 from .operator_schema import FUNCTIONAL, OUT, OperatorSchema, schema_of
 from .proven_calls import ProvenCalls
 from .results import ResultCheck
 
 SIGNERS_VARIABLE = "OPFORGE_SIGNERS"
 """Environment variable with the trusted signers. Without it, all signers are trusted."""
+NATIVE_VARIABLE = "OPFORGE_NATIVE"
+"""Environment variable that is 0 if calls shall go through Python and not through the native runtime."""
 POLICIES = {
     "proven": "calls for which a kernel is proven right, at sizes where it was timed and is not slower",
     "right": "calls for which a kernel is proven right, at any speed",
@@ -119,6 +124,10 @@ class Enabled:
 
     def counters(self) -> dict[str, dict[str, Any]]:
         """Return each operator's kernel, its calls served, and its calls passed on, by reason."""
+        with INSTALL_LOCK:
+            key = dispatch_key(self.device)
+            for op in self._kernels if self._on else ():
+                _slots[op, key].collect_counts()
         return {
             op: {"kernel": s.name, "served": s.counts.served, "aten": dict(s.counts.aten)}
             for op, s in self._kernels.items()
@@ -163,6 +172,8 @@ It demands results that have not passed through Python.
 """
 _slots: dict[tuple[str, str], OperatorSlot] = {}
 _enabled: list[Enabled] = []
+_said: set[str] = set()
+"""Warnings about the native runtime. Each is given once."""
 
 
 def enable(
@@ -186,7 +197,7 @@ def enable(
         for op, server in enabled._kernels.items():  # noqa: SLF001  # its own
             place = _slots.get((op, key))
             if place is None:
-                place = _slots[op, key] = OperatorSlot(_schema(op), key)
+                place = _slots[op, key] = _new_slot(_schema(op), key)
             place.kernels = (server, *place.kernels)
         _enabled.append(enabled)
     watch_compilation(on=True)
@@ -229,6 +240,33 @@ def _add(enabled: Enabled, source: Source, ops: Collection[str] | None) -> None:
         schema, own = _schema(op), adapted is kernel
         installed = InstalledKernel(schema, source.name, adapted, proven_calls, required=required, unadapted=own)
         enabled._kernels[op] = installed  # noqa: SLF001  # its own module
+
+
+def _new_slot(op: OperatorSchema, key: str) -> OperatorSlot:
+    """Return a slot for an operator, native if possible.
+
+    All slots of a process are of one kind, because each kind marks threads inside kernels its own way.
+    """
+    others = list(_slots.values())
+    library = None if others and isinstance(others[0], PythonSlot) else _native_library()
+    return PythonSlot(op, key) if library is None else NativeSlot(op, key, library)
+
+
+def _native_library() -> NativeLibrary | None:
+    """Return the native runtime; None if it is not wanted or, after a warning, if there is none."""
+    if os.environ.get(NATIVE_VARIABLE, "0") == "0":
+        return None
+    try:
+        return binding.load()
+    except binding.NativeError as error:
+        if str(error) not in _said:
+            _said.add(str(error))
+            warnings.warn(
+                f"kernels are called through Python, which is slower: {error}; {NATIVE_VARIABLE}=0 is for no warning",
+                KernelWarning,
+                stacklevel=2,
+            )
+        return None
 
 
 def _load_once(source: Source, load_error: LoadError | None) -> Function:

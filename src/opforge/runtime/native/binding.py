@@ -1,0 +1,176 @@
+"""Load the native runtime's library, and check that it fits the running torch."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .building import NAMESPACE, NativeError, build
+
+ABI = 1
+"""Version of the library's functions, as in runtime.cpp."""
+MAX_OUTCOMES = 64
+PASS, SERVE, RUN = range(3)
+"""What a slot does with a call: ATen's kernel, a C++ kernel, or a Python kernel."""
+_KNOWN_LAYOUTS = {
+    (184, 96, 16, 40, 104, 120, 112, 51, 138, 47): "2.11, 2.12",
+    (176, 96, 16, 40, 104, 120, 112, 50, 137, 47): "2.13",
+    (176, 96, 16, 40, 104, 120, 112, 50, 137, 48): "2.15",
+}
+"""Layouts of torch with which the library is known to work, with the versions that have them.
+
+The numbers are those of ``opforge_layout`` in runtime.cpp.
+"""
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "opforge_abi": (ctypes.c_int, ()),
+    "opforge_error": (ctypes.c_char_p, ()),
+    "opforge_torch_version": (ctypes.c_char_p, ()),
+    "opforge_layout": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int)),
+    "opforge_register_describe": (ctypes.c_int, ()),
+    "opforge_slot": (ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int)),
+    "opforge_install": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p)),
+    "opforge_remove": (ctypes.c_int, (ctypes.c_void_p,)),
+    "opforge_set_rules": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)),
+    "opforge_add_outcome": (
+        ctypes.c_int, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p),
+    ),
+    "opforge_read_counts": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p)),
+    "opforge_geometries": (ctypes.c_int64, (ctypes.c_void_p,)),
+    "opforge_set_inside": (None, (ctypes.c_int,)),
+}  # fmt: skip
+
+
+class NativeLibrary:
+    """The loaded library."""
+
+    def __init__(self, path: Path) -> None:
+        """Load a library; raise NativeError if it does not fit this torch."""
+        try:
+            self._library = ctypes.CDLL(str(path))
+            for name, (result, arguments) in _SIGNATURES.items():
+                function = getattr(self._library, name)
+                function.restype, function.argtypes = result, arguments
+        except (OSError, AttributeError) as error:
+            raise NativeError(f"{path} cannot be loaded ({error}); delete it to build it again") from None
+        self._check_fit(path)
+        self.operators = torch.library.Library(NAMESPACE, "FRAGMENT")
+        self.operators.define("describe(Tensor[] given) -> int[]")
+        self._call("opforge_register_describe")
+        self.describe = getattr(torch.ops, NAMESPACE).describe
+        """Returns how the library sees a list of tensors: as words."""
+        self.set_inside = self._library.opforge_set_inside
+        """Says whether this thread is inside a kernel."""
+
+    def slot(self, operator: str, key: str) -> Slot:
+        """Return the slot of an operator such as ``aten::add.Tensor`` for a dispatch key."""
+        name, _, overload = operator.partition(".")
+        handle = self._library.opforge_slot(name.encode(), overload.encode(), int(key != "CPU"))
+        if handle is None:
+            raise NativeError(self._error())
+        return Slot(self, handle)
+
+    def _check_fit(self, path: Path) -> None:
+        made_for = self._library.opforge_torch_version().decode()
+        if (abi := self._library.opforge_abi()) != ABI:
+            raise NativeError(f"{path} has functions of version {abi}, not {ABI}; delete it to build it again")
+        if made_for != torch.__version__.partition("+")[0]:
+            raise NativeError(
+                f"{path} was built for torch {made_for}, and this is {torch.__version__}; delete it to build it again"
+            )
+        facts = (ctypes.c_int64 * 32)()
+        layout = tuple(facts[: self._library.opforge_layout(facts, len(facts))])
+        if layout not in _KNOWN_LAYOUTS:
+            raise NativeError(f"the layout of torch {torch.__version__} is not known {layout}; update opforge")
+
+    def _call(self, function: str, *arguments: Any) -> int:
+        """Call a function of the library; raise NativeError if it fails."""
+        result: int = getattr(self._library, function)(*arguments)
+        if result < 0:
+            raise NativeError(self._error())
+        return result
+
+    def _error(self) -> str:
+        text: str = self._library.opforge_error().decode(errors="replace")
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """An operator's native slot for one dispatch key. It lives as long as the process."""
+
+    library: NativeLibrary
+    handle: int
+
+    def install(self, name: str) -> None:
+        """Take the place of ATen's kernel, with the operators ``decide_NAME`` and so on as Python's part."""
+        self.library._call("opforge_install", self.handle, name.encode())  # noqa: SLF001
+
+    def remove(self) -> None:
+        """Restore the dispatcher."""
+        self.library._call("opforge_remove", self.handle)  # noqa: SLF001
+
+    def set_rules(self, generation: int) -> list[int]:
+        """Begin a new generation of outcomes, or none with -1; return the final counts of the old one."""
+        counts = (ctypes.c_uint64 * MAX_OUTCOMES)()
+        return counts[: self.library._call("opforge_set_rules", self.handle, generation, counts)]  # noqa: SLF001
+
+    def add_outcome(self, generation: int, action: int, kernel: str = "") -> int | None:
+        """Add an outcome and return its number; None if the generation has passed, or has too many."""
+        name, _, overload = kernel.partition(".")
+        add = self.library._library.opforge_add_outcome  # noqa: SLF001
+        number: int = add(self.handle, generation, action, name.encode(), overload.encode())
+        return number if number >= 0 else None
+
+    def counts(self) -> list[int]:
+        """Return how often each outcome of the present generation came about."""
+        counts = (ctypes.c_uint64 * MAX_OUTCOMES)()
+        return counts[: self.library._call("opforge_read_counts", self.handle, counts)]  # noqa: SLF001
+
+    @property
+    def geometries(self) -> int:
+        """Return the number of geometries that are known."""
+        return int(self.library._library.opforge_geometries(self.handle))  # noqa: SLF001
+
+
+_loaded: list[NativeLibrary | NativeError] = []
+
+
+def load() -> NativeLibrary:
+    """Return the library, built if need be; raise NativeError if there is none for this torch."""
+    if not _loaded:
+        try:
+            _loaded.append(NativeLibrary(build()))
+        except NativeError as error:
+            _loaded.append(error)
+    if isinstance(_loaded[0], NativeError):
+        raise _loaded[0]
+    return _loaded[0]
+
+
+def self_test(path: str) -> None:
+    """Check in a process of its own what a library reads from tensors, and that a slot works and is removed."""
+    library = NativeLibrary(Path(path))
+    base = torch.arange(48.0).reshape(6, 8)
+    for tensor in (base, base.t(), base[1:, ::2], base.to(torch.int16)[3:4], base.double().expand(2, 6, 8)):
+        _list, _count, head, *words = library.describe([tensor])
+        flags = bool(tensor.storage_offset()) * 8 + bool(tensor.data_ptr() % 16) * 16
+        if (head >> 48, head >> 32 & 0xFFFF, words) != (tensor.dim(), flags, [*tensor.shape, *tensor.stride()]):
+            raise NativeError(f"{tensor.dtype} of the sizes {list(tensor.shape)} is read as {head:x} {words}")
+    before = _dumps("aten::relu")
+    for kind in ("decide", "answer", "run"):
+        library.operators.define(f"{kind}_self_test(Tensor self) -> int")
+        library.operators.impl(f"{kind}_self_test", lambda _self: -1, "CPU")
+    slot = library.slot("aten::relu", "CPU")
+    slot.install("self_test")
+    result = torch.relu(base - 20)
+    slot.remove()
+    if not torch.equal(result, (base - 20).clamp(min=0)) or _dumps("aten::relu") != before:
+        raise NativeError("a slot at aten::relu does not work, or is not removed")
+
+
+def _dumps(operator: str) -> tuple[str, str]:
+    return torch._C._dispatch_dump(operator), torch._C._dispatch_dump_table(operator)  # noqa: SLF001

@@ -1,0 +1,159 @@
+// The geometry of a call as words: everything that a decision about the call may depend on, and no contents of memory.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace opforge {
+
+enum Tag : uint64_t { kNone = 1, kUndefined, kTensor, kInt, kDouble, kBool, kComplex, kList, kString, kDevice };
+
+enum TensorFlag : uint64_t {
+  kWrappedNumber = 1, kConjugate = 2, kNegative = 4, kOffset = 8, kMisaligned = 16, kRequiresGrad = 32, kShared = 64
+};
+
+// Words that describe the arguments of one call. Each argument says by itself where it ends.
+class Geometry {
+ public:
+  // Returns false for a call that words cannot describe: subclasses, sparse tensors, symbolic sizes, generators.
+  bool describe(const c10::IValue* arguments, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      if (!add(arguments[i])) return false;
+    }
+    hash_ = 0;
+    for (const uint64_t word : words_) {
+      hash_ = (hash_ ^ word) * 0x9E3779B97F4A7C15ULL;
+      hash_ ^= hash_ >> 32;
+    }
+    return true;
+  }
+
+  const uint64_t* words() const { return words_.data(); }
+  size_t count() const { return words_.size(); }
+  uint64_t hash() const { return hash_; }
+
+ private:
+  static constexpr size_t kMaxWords = 1 << 14;
+  static constexpr size_t kMaxCompared = 16;  // tensors that are compared for shared memory
+  static constexpr uintptr_t kAlignment = 16;
+
+  void add_word(uint64_t word) { words_.push_back(word); }
+
+  bool add(const c10::IValue& value) {
+    if (value.isTensor()) return add(value.toTensor());
+    if (value.isNone()) {
+      add_word(kNone);
+    } else if (value.isInt()) {
+      add_pair(kInt, value.toInt());
+    } else if (value.isDouble()) {
+      add_pair(kDouble, value.toDouble());
+    } else if (value.isBool()) {
+      add_pair(kBool, uint64_t{value.toBool()});
+    } else if (value.isComplexDouble()) {
+      const c10::complex<double> number = value.toComplexDouble();
+      add_pair(kComplex, number.real());
+      add_pair(kComplex, number.imag());
+    } else if (value.isList()) {
+      const c10::ArrayRef<c10::IValue> items = value.toListRef();
+      add_pair(kList, uint64_t{items.size()});
+      for (const c10::IValue& item : items) {
+        if (!add(item)) return false;
+      }
+    } else if (value.isString()) {
+      add_text(value.toStringRef());
+    } else if (value.isDevice()) {
+      const c10::Device device = value.toDevice();
+      add_pair(kDevice, uint64_t{static_cast<uint8_t>(device.type())} << 8 | static_cast<uint8_t>(device.index()));
+    } else {
+      return false;
+    }
+    return words_.size() <= kMaxWords;
+  }
+
+  template <class Number>
+  void add_pair(Tag tag, Number number) {
+    static_assert(sizeof(Number) == sizeof(uint64_t));
+    uint64_t bits;
+    std::memcpy(&bits, &number, sizeof(bits));
+    add_word(tag);
+    add_word(bits);
+  }
+
+  void add_text(const std::string& text) {
+    add_pair(kString, uint64_t{text.size()});
+    for (size_t at = 0; at < text.size(); at += sizeof(uint64_t)) {
+      uint64_t word = 0;
+      std::memcpy(&word, text.data() + at, std::min(sizeof(word), text.size() - at));
+      add_word(word);
+    }
+  }
+
+  bool add(const at::Tensor& tensor) {
+    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    if (!tensor.defined()) {
+      add_word(kUndefined);
+      return true;
+    }
+    const c10::DispatchKeySet keys = impl->key_set();
+    if ((keys.raw_repr() & ~known_keys()) != 0 || impl->has_symbolic_sizes_strides() || !impl->has_storage()) {
+      return false;
+    }
+    const c10::IntArrayRef sizes = impl->sizes(), strides = impl->strides();
+    if (sizes.size() > UINT16_MAX) return false;
+    const c10::StorageImpl* storage = impl->storage().unsafeGetStorageImpl();
+    const int64_t offset = impl->storage_offset() * static_cast<int64_t>(impl->itemsize());
+    const char* begin = impl->numel() == 0 ? nullptr : static_cast<const char*>(storage->data()) + offset;
+    uint64_t flags = 0;
+    if (impl->is_wrapped_number()) flags |= kWrappedNumber;
+    if (keys.has(c10::DispatchKey::Conjugate)) flags |= kConjugate;
+    if (keys.has(c10::DispatchKey::Negative)) flags |= kNegative;
+    if (offset != 0) flags |= kOffset;
+    if (reinterpret_cast<uintptr_t>(begin) % kAlignment != 0) flags |= kMisaligned;
+    if (impl->requires_grad()) flags |= kRequiresGrad;
+    const int shared_with = find_storage(storage, offset);
+    if (shared_with >= 0) flags |= kShared;
+    const c10::Device device = impl->device();
+    add_word(kTensor | uint64_t{static_cast<uint8_t>(impl->dtype().toScalarType())} << 8 |
+             uint64_t{static_cast<uint8_t>(device.type())} << 16 |
+             uint64_t{static_cast<uint8_t>(device.index())} << 24 | flags << 32 | uint64_t{sizes.size()} << 48);
+    if (shared_with >= 0) {
+      add_word(shared_with);
+      add_word(offset - storages_[shared_with].offset);
+    }
+    for (const int64_t size : sizes) add_word(size);
+    for (const int64_t stride : strides) add_word(stride);
+    return true;
+  }
+
+  static uint64_t known_keys() {
+    static const uint64_t keys =
+        (c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::CUDA, c10::DispatchKey::Conjugate,
+                              c10::DispatchKey::Negative, c10::DispatchKey::ADInplaceOrView}) |
+         c10::autograd_dispatch_keyset | c10::autocast_dispatch_keyset).raw_repr();
+    return keys;
+  }
+
+  // Returns which earlier tensor has the same memory, or -1.
+  int find_storage(const c10::StorageImpl* storage, int64_t offset) {
+    for (size_t i = 0; i < storages_.size(); ++i) {
+      if (storages_[i].storage == storage) return static_cast<int>(i);
+    }
+    if (storages_.size() < kMaxCompared) storages_.push_back({storage, offset});
+    return -1;
+  }
+
+  struct Place {
+    const c10::StorageImpl* storage;
+    int64_t offset;
+  };
+
+  c10::SmallVector<uint64_t, 64> words_;
+  c10::SmallVector<Place, 4> storages_;
+  uint64_t hash_ = 0;
+};
+
+}  // namespace opforge

@@ -1,0 +1,158 @@
+// The library's functions for Python, called with ctypes. Python.h is not needed: torch calls Python's part of a slot
+// as operators. A function that fails returns -1 or nullptr, and opforge_error() says why.
+#include "slot.h"
+
+#include <c10/util/Exception.h>
+#include <torch/headeronly/version.h>
+
+#include <map>
+
+#define OPFORGE_API extern "C" __attribute__((visibility("default")))
+
+namespace opforge {
+namespace {
+
+constexpr int kAbi = 1;
+
+std::string& error_text() {
+  static thread_local std::string text;
+  return text;
+}
+
+template <class Result, class Function>
+Result guarded(Result failed, Function function) {
+  try {
+    return function();
+  } catch (const c10::Error& error) {
+    error_text() = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    error_text() = error.what();
+  }
+  return failed;
+}
+
+class Silent : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& /*warning*/) override {}
+};
+
+const c10::OperatorHandle* operator_of(const char* name, const char* overload) {
+  static std::map<std::pair<std::string, std::string>, const c10::OperatorHandle*> known;  // under the writers' lock
+  const c10::OperatorHandle*& op = known[{name, overload}];
+  if (op == nullptr) op = new c10::OperatorHandle(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
+  return op;
+}
+
+void describe_tensors(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet /*keys*/, c10::Stack* stack) {
+  Geometry geometry;
+  c10::List<int64_t> words;
+  if (geometry.describe(&stack->back(), 1)) {
+    for (size_t i = 0; i < geometry.count(); ++i) words.push_back(static_cast<int64_t>(geometry.words()[i]));
+  }
+  stack->pop_back();
+  stack->emplace_back(std::move(words));
+}
+
+}  // namespace
+}  // namespace opforge
+
+using namespace opforge;
+
+OPFORGE_API int opforge_abi() { return kAbi; }
+OPFORGE_API const char* opforge_error() { return error_text().c_str(); }
+OPFORGE_API const char* opforge_torch_version() { return TORCH_VERSION; }
+
+// Writes the layout facts that this library was compiled with; returns how many there are.
+OPFORGE_API int opforge_layout(int64_t* facts, int room) {
+  const int64_t compiled[] = {
+      sizeof(c10::TensorImpl), sizeof(c10::StorageImpl), sizeof(c10::IValue), sizeof(c10::KernelFunction),
+      sizeof(c10::SafeKernelFunction), sizeof(c10::FunctionSchema), sizeof(c10::Argument),
+      static_cast<int64_t>(c10::DispatchKey::CUDA), c10::num_runtime_entries,
+      static_cast<int64_t>(c10::ScalarType::NumOptions)};
+  const int count = std::size(compiled);
+  for (int i = 0; i < std::min(count, room); ++i) facts[i] = compiled[i];
+  return count;
+}
+
+// Implements the operator describe, with which Python checks what this library reads from tensors.
+OPFORGE_API int opforge_register_describe() {
+  return guarded(-1, [] {
+    static auto* registration = new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerImpl(
+        {OPFORGE_STRING(OPFORGE_NAMESPACE) "::describe", ""}, c10::DispatchKey::CompositeExplicitAutograd,
+        c10::KernelFunction::makeFromBoxedFunction<&describe_tensors>(), std::nullopt, nullptr, "opforge"));
+    (void)registration;
+    watch_forks();
+    return 0;
+  });
+}
+
+// Returns the slot of an operator for a device: 0 for a CPU, 1 for a GPU.
+OPFORGE_API void* opforge_slot(const char* name, const char* overload, int device) {
+  return guarded<void*>(nullptr, [&] {
+    const std::lock_guard<std::mutex> guard(writers_lock());
+    const c10::OperatorHandle& op = *operator_of(name, overload);
+    return device == 0 ? slots_of_cpu.add(op, c10::DispatchKey::CPU) : slots_of_cuda.add(op, c10::DispatchKey::CUDA);
+  });
+}
+
+// Puts a slot in ATen's place; its part in Python are the operators decide_, answer_ and run_ with this name.
+OPFORGE_API int opforge_install(void* slot, const char* name) {
+  return guarded(-1, [&] {
+    Slot& place = *static_cast<Slot*>(slot);
+    TORCH_CHECK(!place.installed(), "the slot is installed already");
+    Silent silent;  // torch warns of the override, which is intended
+    const c10::WarningUtils::WarningHandlerGuard no_warning(&silent);
+    place.install(place.key() == c10::DispatchKey::CPU
+                      ? c10::KernelFunction::makeFromBoxedFunction<&call_slot<slots_of_cpu>>()
+                      : c10::KernelFunction::makeFromBoxedFunction<&call_slot<slots_of_cuda>>(),
+                  name);
+    return 0;
+  });
+}
+
+OPFORGE_API int opforge_remove(void* slot) {
+  return guarded(-1, [&] {
+    static_cast<Slot*>(slot)->remove();
+    return 0;
+  });
+}
+
+// Replaces a slot's rules; generation -1 means none. Writes the old rules' counts, which are final.
+OPFORGE_API int opforge_set_rules(void* slot, int64_t generation, uint64_t* counts) {
+  return guarded(-1, [&] {
+    auto rules = generation < 0 ? nullptr : std::make_shared<Rules>(generation);
+    const auto old = static_cast<Slot*>(slot)->set_rules(std::move(rules));
+    const size_t size = old == nullptr ? 0 : old->size;
+    for (size_t i = 0; i < size; ++i) counts[i] = old->total(i);
+    return static_cast<int>(size);
+  });
+}
+
+// Adds an outcome to a slot's rules of a generation. Returns its number, or -1 if there are others now, or too many.
+OPFORGE_API int opforge_add_outcome(void* slot, int64_t generation, int action, const char* kernel,
+                                    const char* overload) {
+  return guarded(-1, [&] {
+    const auto rules = static_cast<Slot*>(slot)->rules();
+    const std::lock_guard<std::mutex> guard(writers_lock());
+    if (rules == nullptr || rules->generation != generation || rules->size >= kMaxOutcomes) return -1;
+    TORCH_CHECK(action >= kPass && action <= kRun, "no such action: ", action);
+    rules->outcomes[rules->size] = {static_cast<Action>(action),
+                                    action == kServe ? operator_of(kernel, overload) : nullptr};
+    return static_cast<int>(rules->size++);
+  });
+}
+
+// Writes how often each outcome came about so far; returns how many outcomes there are.
+OPFORGE_API int opforge_read_counts(void* slot, uint64_t* counts) {
+  return guarded(-1, [&] {
+    const auto rules = static_cast<Slot*>(slot)->rules();
+    const size_t size = rules == nullptr ? 0 : rules->size;
+    for (size_t i = 0; i < size; ++i) counts[i] = rules->total(i);
+    return static_cast<int>(size);
+  });
+}
+
+OPFORGE_API int64_t opforge_geometries(void* slot) { return static_cast<Slot*>(slot)->geometries(); }
+
+// Says whether this thread is inside a kernel, where every operator is ATen's own.
+OPFORGE_API void opforge_set_inside(int inside) { this_thread()->inside = inside; }

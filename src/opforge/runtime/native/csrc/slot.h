@@ -1,0 +1,273 @@
+// An operator's place in the dispatcher. A call goes to ATen's saved kernel, to a C++ kernel, or to Python.
+//
+// Slots live for ever, and the registered function has no state of its own: it finds its slot by the operator. So a
+// thread that is in a call while a slot is removed meets nothing that has been freed.
+#pragma once
+
+#include "table.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#define OPFORGE_QUOTED(text) #text
+#define OPFORGE_STRING(text) OPFORGE_QUOTED(text)
+
+namespace opforge {
+
+constexpr int kTries = 4;  // before a call whose rules keep changing goes to the slow path
+constexpr int kOutcomeBits = 8;
+static_assert(kMaxOutcomes <= 1 << kOutcomeBits);
+
+class InsideKernel {
+ public:
+  explicit InsideKernel(Thread* thread) : thread_(thread) { ++thread_->inside; }
+  ~InsideKernel() { thread_->inside = 0; }
+  InsideKernel(const InsideKernel&) = delete;
+  InsideKernel& operator=(const InsideKernel&) = delete;
+
+ private:
+  Thread* thread_;
+};
+
+class Slot {
+ public:
+  Slot(const c10::OperatorHandle& op, c10::DispatchKey key)
+      : op_(op), key_(key), arguments_(op.schema().arguments().size()), returns_(op.schema().returns().size()) {
+    for (const c10::Argument& argument : op.schema().arguments()) {
+      masked_ |= argument.name() == "output_mask";
+      optional_.push_back(argument.type()->kind() == c10::TypeKind::OptionalType);
+    }
+  }
+
+  const c10::OperatorHandle& op() const { return op_; }
+  c10::DispatchKey key() const { return key_; }
+
+  // Saves the present kernel and takes its place. The caller holds the lock of Python's side.
+  void install(c10::KernelFunction function, const std::string& name) {
+    decide_ = python("decide_" + name);
+    answer_ = python("answer_" + name);
+    run_ = python("run_" + name);
+    // Never freed: a call may be in it.
+    original_.store(new c10::SafeKernelFunction(op_.getComputedKernelForDispatchKey(key_)), std::memory_order_release);
+    registration_.emplace(c10::Dispatcher::singleton().registerImpl(
+        op_.operator_name(), key_, std::move(function), std::nullopt, nullptr, "opforge: native slot"));
+  }
+
+  void remove() { registration_.reset(); }
+  bool installed() const { return registration_.has_value(); }
+
+  // Replaces the rules; nullptr switches the kernels off. Returns the old ones, whose counts are then final.
+  std::shared_ptr<Rules> set_rules(std::shared_ptr<Rules> rules) {
+    const std::lock_guard<std::mutex> guard(writers_lock());
+    return replace_table(rules == nullptr ? nullptr : new Table(std::move(rules)));
+  }
+
+  std::shared_ptr<Rules> rules() const {
+    const std::lock_guard<std::mutex> guard(writers_lock());
+    const Table* table = table_.load();
+    return table == nullptr ? nullptr : table->rules;
+  }
+
+  size_t geometries() const {
+    const std::lock_guard<std::mutex> guard(writers_lock());
+    const Table* table = table_.load();
+    return table == nullptr ? 0 : table->size;
+  }
+
+  void call(c10::DispatchKeySet keys, c10::Stack* stack) const {
+    Thread* thread = this_thread();
+    if (thread->inside == 0 && table_.load(std::memory_order_relaxed) != nullptr) {
+      Geometry geometry;
+      if (!geometry.describe(stack->data() + stack->size() - arguments_, arguments_)) {
+        return to_python(*answer_, keys, stack, -1);
+      }
+      for (int i = 0; i < kTries; ++i) {
+        Outcome outcome;
+        int64_t code = 0;
+        if (Known known = look_up(thread, geometry, outcome, code); known == Known::kYes) {
+          return act(outcome, code, thread, keys, stack);
+        } else if (known == Known::kOff) {
+          return original_.load(std::memory_order_acquire)->callBoxed(op_, keys, stack);
+        }
+        code = ask(keys, stack);
+        if (code < 0) break;
+        learn(geometry, code);
+      }
+      return to_python(*answer_, keys, stack, -1);
+    }
+    original_.load(std::memory_order_acquire)->callBoxed(op_, keys, stack);
+  }
+
+ private:
+  enum class Known { kYes, kNo, kOff };
+
+  c10::SafeKernelFunction* python(const std::string& name) const {
+    const std::string full_name = OPFORGE_STRING(OPFORGE_NAMESPACE) "::" + name;
+    const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(full_name.c_str(), "");
+    return new c10::SafeKernelFunction(op.getComputedKernelForDispatchKey(key_));
+  }
+
+  // Looks up the outcome of a geometry, and counts the call if it is known.
+  Known look_up(Thread* thread, const Geometry& geometry, Outcome& outcome, int64_t& code) const {
+    const Look table(thread, table_);
+    if (!table) return Known::kOff;
+    const Entry* entry = table->find(geometry);
+    if (entry == nullptr) return Known::kNo;
+    Rules& rules = *table->rules;
+    outcome = rules.outcomes[entry->outcome];
+    code = rules.generation << kOutcomeBits | entry->outcome;
+    rules.stripes[thread->stripe].counts[entry->outcome].fetch_add(1, std::memory_order_relaxed);
+    return Known::kYes;
+  }
+
+  // Asks Python for the outcome: generation and number, or -1 if Python must answer such a call every time.
+  int64_t ask(c10::DispatchKeySet keys, c10::Stack* stack) const {
+    copy_arguments(stack);
+    decide_->callBoxed(decide_->opHandle(), keys, stack);
+    const int64_t code = stack->back().toInt();
+    stack->pop_back();
+    return code;
+  }
+
+  void learn(const Geometry& geometry, int64_t code) const {
+    const std::lock_guard<std::mutex> guard(writers_lock());
+    Table* table = table_.load();
+    const size_t outcome = code & ((1 << kOutcomeBits) - 1);
+    if (table == nullptr || table->rules->generation != code >> kOutcomeBits || outcome >= table->rules->size) return;
+    if (table->size >= kMaxGeometries) {  // forget all: calls that still come are asked about again
+      table = new Table(table->rules);
+      replace_table(table);
+    }
+    if (table->find(geometry) == nullptr) table->add(geometry, static_cast<uint8_t>(outcome));
+  }
+
+  std::shared_ptr<Rules> replace_table(Table* table) const {
+    Table* old = table_.exchange(table);
+    if (old == nullptr) return nullptr;
+    std::shared_ptr<Rules> rules = old->rules;
+    delete_when_unseen(old);
+    return rules;
+  }
+
+  void act(const Outcome& outcome, int64_t code, Thread* thread, c10::DispatchKeySet keys, c10::Stack* stack) const {
+    switch (outcome.action) {
+      case kPass:
+        return original_.load(std::memory_order_acquire)->callBoxed(op_, keys, stack);
+      case kServe:
+        return serve(*outcome.kernel, thread, stack) ? void() : to_python(*answer_, keys, stack, code);
+      case kRun: {
+        const c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
+        const InsideKernel inside(thread);
+        return to_python(*run_, keys, stack, code);
+      }
+    }
+  }
+
+  static void to_python(const c10::SafeKernelFunction& function, c10::DispatchKeySet keys, c10::Stack* stack,
+                        int64_t code) {
+    stack->emplace_back(code);
+    function.callBoxed(function.opHandle(), keys, stack);
+  }
+
+  void copy_arguments(c10::Stack* stack) const {
+    const size_t begin = stack->size() - arguments_;
+    stack->reserve(stack->size() + arguments_ + 1);
+    for (size_t i = 0; i < arguments_; ++i) stack->push_back((*stack)[begin + i]);
+  }
+
+  // Calls a C++ kernel. Returns false, with the arguments still on the stack, if it raises or returns something else.
+  bool serve(const c10::OperatorHandle& kernel, Thread* thread, c10::Stack* stack) const {
+    const size_t begin = stack->size() - arguments_, end = stack->size();
+    try {
+      copy_arguments(stack);
+      for (size_t i = 0; i < arguments_; ++i) as_kernels_expect((*stack)[end + i], optional_[i]);
+      const c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
+      const InsideKernel inside(thread);
+      kernel.callBoxed(stack);
+    } catch (...) {  // the slow path calls the kernel again and deals with what it raises
+      stack->resize(end);
+      return false;
+    }
+    if (!has_results(*stack, end)) {
+      stack->resize(std::min(stack->size(), end));
+      return false;
+    }
+    stack->erase(stack->begin() + begin, stack->begin() + end);
+    return true;
+  }
+
+  // Kernels are below autograd: tensors do not require gradients. An optional tensor that is absent is None.
+  static void as_kernels_expect(c10::IValue& value, bool optional) {
+    if (!value.isTensor()) return;
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined()) {
+      if (optional) value = c10::IValue();
+    } else if (tensor.requires_grad() && c10::GradMode::is_enabled()) {
+      const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+      value = at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_metadata_change=*/false));
+    }
+  }
+
+  bool has_results(const c10::Stack& stack, size_t end) const {
+    if (stack.size() != end + returns_) return false;
+    for (size_t i = 0; i < returns_; ++i) {
+      const c10::IValue& value = stack[end + i];
+      const c10::TypeKind kind = op_.schema().returns()[i].type()->kind();
+      if (kind == c10::TypeKind::TensorType && !(value.isTensor() && (masked_ || value.toTensor().defined()))) {
+        return false;
+      }
+      if (kind == c10::TypeKind::ListType && !value.isList()) return false;
+    }
+    return true;
+  }
+
+  const c10::OperatorHandle op_;
+  const c10::DispatchKey key_;
+  const size_t arguments_, returns_;
+  std::vector<bool> optional_;
+  bool masked_ = false;  // with an output mask, results may be undefined
+  mutable std::atomic<Table*> table_{nullptr};
+  std::atomic<const c10::SafeKernelFunction*> original_{nullptr};
+  const c10::SafeKernelFunction* decide_ = nullptr;
+  const c10::SafeKernelFunction* answer_ = nullptr;
+  const c10::SafeKernelFunction* run_ = nullptr;
+  std::optional<c10::RegistrationHandleRAII> registration_;
+};
+
+// The slots of one dispatch key, by operator. Slots are added and never removed.
+class Slots {
+ public:
+  Slot* find(const c10::OperatorHandle& op) const {
+    const void* name = &op.operator_name();
+    for (size_t at = start(name);; at = (at + 1) % kSize) {
+      Slot* slot = slots_[at].load(std::memory_order_acquire);
+      if (slot == nullptr || &slot->op().operator_name() == name) return slot;
+    }
+  }
+
+  // The caller holds the writers' lock.
+  Slot* add(const c10::OperatorHandle& op, c10::DispatchKey key) {
+    if (Slot* slot = find(op)) return slot;
+    TORCH_CHECK(++count_ < kSize / 2, "more than ", kSize / 2, " operators are overridden");
+    size_t at = start(&op.operator_name());
+    while (slots_[at].load(std::memory_order_relaxed) != nullptr) at = (at + 1) % kSize;
+    Slot* slot = new Slot(op, key);
+    slots_[at].store(slot, std::memory_order_release);
+    return slot;
+  }
+
+ private:
+  static constexpr size_t kSize = 1 << 14;
+  static size_t start(const void* name) { return (reinterpret_cast<uintptr_t>(name) >> 6) * 0x9E3779B1U % kSize; }
+  std::array<std::atomic<Slot*>, kSize> slots_{};
+  size_t count_ = 0;
+};
+
+inline Slots slots_of_cpu, slots_of_cuda;
+
+template <Slots& slots>
+void call_slot(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
+  slots.find(op)->call(keys, stack);
+}
+
+}  // namespace opforge

@@ -1,0 +1,186 @@
+// What is known of an operator's calls: outcomes by geometry, and how often each outcome came about.
+//
+// Readers take no lock. A reader marks the table that it looks into; whoever removes a table waits until nobody has it
+// marked. The mark is held for a lookup only, never while other code runs.
+#pragma once
+
+#include "geometry.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <pthread.h>
+#include <sched.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace opforge {
+
+constexpr size_t kStripes = 16, kMaxOutcomes = 64, kBuckets = 2048, kMaxGeometries = kBuckets / 2;
+
+enum Action : int { kPass, kServe, kRun };  // ATen's kernel, a C++ kernel, a Python kernel
+
+struct Outcome {
+  Action action = kPass;
+  const c10::OperatorHandle* kernel = nullptr;  // for kServe
+};
+
+// The outcomes that are possible with the present kernels of an operator.
+struct Rules {
+  explicit Rules(int64_t number) : generation(number) {}
+  const int64_t generation;
+  size_t size = 0;
+  std::array<Outcome, kMaxOutcomes> outcomes;
+  struct alignas(64) Stripe { std::array<std::atomic<uint64_t>, kMaxOutcomes> counts{}; };
+  std::array<Stripe, kStripes> stripes;
+
+  uint64_t total(size_t outcome) const {
+    uint64_t sum = 0;
+    for (const Stripe& stripe : stripes) sum += stripe.counts[outcome].load(std::memory_order_relaxed);
+    return sum;
+  }
+};
+
+// One geometry and its outcome. A launch plan for the geometry belongs here, beside the outcome.
+struct Entry {
+  Entry(const Geometry& geometry, uint8_t its_outcome)
+      : hash(geometry.hash()), outcome(its_outcome), words(geometry.words(), geometry.words() + geometry.count()) {}
+  const uint64_t hash;
+  const uint8_t outcome;
+  const std::vector<uint64_t> words;
+
+  bool matches(const Geometry& geometry) const {
+    return hash == geometry.hash() && words.size() == geometry.count() &&
+           std::memcmp(words.data(), geometry.words(), words.size() * sizeof(uint64_t)) == 0;
+  }
+};
+
+struct Table {
+  explicit Table(std::shared_ptr<Rules> its_rules) : rules(std::move(its_rules)) {}
+  ~Table() {
+    for (auto& bucket : buckets) delete bucket.load(std::memory_order_relaxed);
+  }
+  const std::shared_ptr<Rules> rules;
+  size_t size = 0;
+  mutable std::atomic<const Entry*> last{nullptr};
+  std::array<std::atomic<const Entry*>, kBuckets> buckets{};
+
+  const Entry* find(const Geometry& geometry) const {
+    const Entry* entry = last.load(std::memory_order_acquire);
+    if (entry != nullptr && entry->matches(geometry)) return entry;
+    for (size_t at = geometry.hash() % kBuckets;; at = (at + 1) % kBuckets) {
+      entry = buckets[at].load(std::memory_order_acquire);
+      if (entry == nullptr) return nullptr;
+      if (entry->matches(geometry)) {
+        last.store(entry, std::memory_order_release);
+        return entry;
+      }
+    }
+  }
+
+  // Adds a geometry that is not there; the caller holds the writers' lock, and the table is not full.
+  void add(const Geometry& geometry, uint8_t outcome) {
+    size_t at = geometry.hash() % kBuckets;
+    while (buckets[at].load(std::memory_order_relaxed) != nullptr) at = (at + 1) % kBuckets;
+    buckets[at].store(new Entry(geometry, outcome), std::memory_order_release);
+    ++size;
+  }
+};
+
+// A thread's part: the table it looks into, its stripe of the counters, and whether it is inside a kernel.
+struct Thread {
+  std::atomic<const Table*> looks_into{nullptr};
+  size_t stripe = 0;
+  int inside = 0;
+  std::atomic<bool> in_use{true};
+  Thread* next = nullptr;
+};
+
+inline std::mutex& writers_lock() {
+  static std::mutex* lock = new std::mutex;  // never destroyed: threads may outlive static objects
+  return *lock;
+}
+
+inline std::atomic<Thread*>& all_threads() {
+  static std::atomic<Thread*> first{nullptr};
+  return first;
+}
+
+inline constinit thread_local Thread* this_thread_ = nullptr;
+
+struct ThreadEnd {
+  ~ThreadEnd() {
+    if (this_thread_ != nullptr) this_thread_->in_use.store(false, std::memory_order_release);
+    this_thread_ = nullptr;
+  }
+};
+
+inline Thread* new_thread() {
+  static thread_local ThreadEnd end;
+  (void)&end;
+  static std::atomic<size_t> stripes{0};
+  for (Thread* old = all_threads().load(); old != nullptr; old = old->next) {
+    bool used = false;
+    if (old->in_use.compare_exchange_strong(used, true)) {
+      old->inside = 0;
+      return this_thread_ = old;
+    }
+  }
+  Thread* made = new Thread;
+  made->stripe = stripes.fetch_add(1) % kStripes;
+  made->next = all_threads().load();
+  while (!all_threads().compare_exchange_weak(made->next, made)) {
+  }
+  return this_thread_ = made;
+}
+
+inline Thread* this_thread() { return this_thread_ != nullptr ? this_thread_ : new_thread(); }
+
+// Marks the present table while it is looked into.
+class Look {
+ public:
+  Look(Thread* thread, const std::atomic<Table*>& current) : thread_(thread) {
+    do {
+      table_ = current.load(std::memory_order_acquire);
+      thread_->looks_into.store(table_, std::memory_order_seq_cst);
+    } while (current.load(std::memory_order_seq_cst) != table_);
+  }
+  ~Look() { thread_->looks_into.store(nullptr, std::memory_order_release); }
+  Look(const Look&) = delete;
+  Look& operator=(const Look&) = delete;
+  const Table* operator->() const { return table_; }
+  explicit operator bool() const { return table_ != nullptr; }
+
+ private:
+  Thread* thread_;
+  const Table* table_;
+};
+
+// Deletes a table that is no longer current, once nobody looks into it.
+inline void delete_when_unseen(Table* table) {
+  for (Thread* thread = all_threads().load(); thread != nullptr; thread = thread->next) {
+    while (thread->looks_into.load(std::memory_order_seq_cst) == table) sched_yield();
+  }
+  delete table;
+}
+
+// A forked child has one thread. Marks of the others would stay for ever.
+inline void forget_other_threads() {
+  for (Thread* thread = all_threads().load(); thread != nullptr; thread = thread->next) {
+    if (thread == this_thread_) continue;
+    thread->looks_into.store(nullptr);
+    thread->in_use.store(false);
+  }
+  writers_lock().unlock();
+}
+
+inline void watch_forks() {
+  static const int once = pthread_atfork([] { writers_lock().lock(); }, [] { writers_lock().unlock(); },
+                                         forget_other_threads);
+  (void)once;
+}
+
+}  // namespace opforge

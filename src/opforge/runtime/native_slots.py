@@ -1,0 +1,245 @@
+"""An operator's native slot: its calls reach Python once for each geometry, and to run kernels in Python.
+
+The slot in C++ asks ``decide`` about a geometry that it does not know. The answer is the number of
+an outcome, which C++ remembers with the geometry and carries out from then on. So Python's check is
+the only one: C++ recognises what Python has decided, by everything that the decision depends on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .aten_kernels import NUMBER_TYPES
+from .dispatch import InstalledKernel, OperatorSlot
+from .native.binding import PASS, RUN, SERVE, NativeLibrary
+from .operator_schema import OperatorSchema, dispatcher_name
+from .results import check_result_types
+
+_OUTCOME_BITS = 8
+_ANSWER_IN_PYTHON = -1
+_KEPT_GENERATIONS = 4
+"""Generations of outcomes that are kept, for calls that were decided before kernels were changed."""
+_generations = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What becomes of calls of some geometries, and what is counted for each."""
+
+    action: int
+    passed: tuple[tuple[InstalledKernel, str], ...]
+    """Kernels that the calls are not for, with the reasons."""
+    kernel: InstalledKernel | None = None
+    needs_grad: bool = False
+    """Whether a tensor of the calls requires gradients."""
+
+    def count(self, times: int) -> None:
+        for kernel, reason in self.passed if times else ():
+            kernel.counts.count_fallback(reason, times)
+        if self.kernel is not None:
+            self.kernel.counts.served += times
+
+
+class _InsideMark:
+    """Whether this thread is inside a kernel. C++ looks at it before it calls Python."""
+
+    def __init__(self, library: NativeLibrary) -> None:
+        self._set = library.set_inside
+
+    @property
+    def now(self) -> bool:
+        return False
+
+    @now.setter
+    def now(self, value: bool) -> None:
+        self._set(int(value))
+
+
+class NativeSlot(OperatorSlot):
+    """A slot in C++, with kernels in Python or C++."""
+
+    def __init__(self, op: OperatorSchema, key: str, library: NativeLibrary) -> None:
+        super().__init__(op, key)
+        self.inside = _InsideMark(library)
+        self.lock = threading.Lock()
+        self._rules: tuple[int, tuple[InstalledKernel, ...]] = (0, ())
+        """Number of the present generation of outcomes, and its kernels."""
+        self._numbers: dict[Outcome, int] = {}
+        self._collected: list[int] = []
+        """Counts of the present generation that have been added to the kernels' counts."""
+        self._native = library.slot(f"aten::{dispatcher_name(op.name)}", key)
+        self._python = _python_part(self, op, key, library)
+        self._native.install(self._python.name)
+
+    def _use(self, servers: tuple[InstalledKernel, ...]) -> None:
+        with self.lock:
+            generation = next(_generations)
+            self._rules = (generation, servers)
+            self._add_counts(self._native.set_rules(generation if servers else -1))
+            self._numbers, self._collected = {}, []
+            self._python.begin(generation)
+
+    def restore(self) -> None:
+        self._native.remove()
+
+    def collect_counts(self) -> None:
+        with self.lock:
+            self._add_counts(self._native.counts())
+
+    def _add_counts(self, counts: list[int]) -> None:
+        collected = [*self._collected, *[0] * (len(counts) - len(self._collected))]
+        for outcome, number in self._numbers.items():
+            outcome.count(counts[number] - collected[number])
+        self._collected = counts
+
+    def decide(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        """Return the code of the outcome for calls with this geometry: generation and number."""
+        generation, kernels = self._rules
+        passed: list[tuple[InstalledKernel, str]] = []
+        for kernel in kernels:
+            if reason := kernel.why_not(args, kwargs):
+                passed.append((kernel, reason))
+            elif _can_be_passed(self.op, kernel, args, kwargs):
+                return self._code(generation, Outcome(SERVE, tuple(passed), kernel))
+            else:
+                return self._code(generation, Outcome(RUN, tuple(passed), kernel, kernel.needs_grad(args, kwargs)))
+        return self._code(generation, Outcome(PASS, tuple(passed)))
+
+    def _code(self, generation: int, outcome: Outcome) -> int:
+        with self.lock:
+            if generation != self._rules[0]:  # kernels were changed meanwhile
+                return _ANSWER_IN_PYTHON
+            number = self._numbers.get(outcome)
+            if number is None:
+                operator = outcome.kernel.proven_operator if outcome.kernel and outcome.action == SERVE else None
+                number = self._native.add_outcome(generation, outcome.action, operator.name() if operator else "")
+                if number is None:
+                    return _ANSWER_IN_PYTHON
+                self._numbers[outcome] = number
+                self._python.outcomes[generation].append(outcome)
+            return generation << _OUTCOME_BITS | number
+
+    def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any], counted: Outcome | None) -> Any:
+        """Answer a call on the slow path. ``counted`` is its outcome if C++ has tried a kernel, which failed."""
+        if counted is not None:
+            counted.count(-1)
+        return self._call(args, kwargs)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], outcome: Outcome | None) -> Any:
+        """Run a kernel on a call that C++ has decided and counted."""
+        if outcome is None or outcome.kernel is None:  # kernels have been changed several times since
+            self.inside.now = False
+            return self._call(args, kwargs)
+        try:
+            result = outcome.kernel.function(needs_grad=outcome.needs_grad)(*args, **kwargs)
+            check_result_types(self.op, result)
+        except Exception as error:  # noqa: BLE001  # kernels raise anything
+            self.inside.now = False
+            outcome.count(-1)
+            return self._call(args, kwargs, error, outcome.kernel.counts)
+        return result
+
+
+class _PythonPart:
+    """The operators by which C++ calls Python for one slot. They stay, as the slot in C++ does."""
+
+    def __init__(self, slot: NativeSlot, op: OperatorSchema, key: str, library: NativeLibrary) -> None:
+        self.slot = slot
+        self.outcomes: dict[int, list[Outcome]] = {}
+        """Outcomes of the last generations, by number."""
+        self.name = re.sub(r"\W", "_", f"{op.name}_{key}_{len(_python_parts)}")
+        arguments, _, returns = str(_overload(op.name)._schema).partition("(")[2].rpartition(") -> ")  # noqa: SLF001
+        separator = ", " if "*, " in arguments else ", *, " if arguments else "*, "
+        with_code = f"{arguments}{separator}int opforge_code"
+        operators = library.operators
+        for name, schema, function in (
+            ("decide", f"({arguments}) -> int", self._decide),
+            ("answer", f"({with_code}) -> {returns}", self._answer),
+            ("run", f"({with_code}) -> {returns}", self._run),
+        ):
+            operators.define(f"{name}_{self.name}{schema}")
+            operators.impl(f"{name}_{self.name}", function, key)
+
+    def begin(self, generation: int) -> None:
+        """Begin a generation of outcomes; forget old ones."""
+        self.outcomes[generation] = []
+        while len(self.outcomes) > _KEPT_GENERATIONS:
+            del self.outcomes[min(self.outcomes)]
+
+    def _outcome(self, code: int) -> Outcome | None:
+        outcomes = self.outcomes.get(code >> _OUTCOME_BITS)
+        return None if outcomes is None else outcomes[code & (1 << _OUTCOME_BITS) - 1]
+
+    def _decide(self, *args: Any, **kwargs: Any) -> int:
+        return self.slot.decide(args, kwargs)
+
+    def _answer(self, *args: Any, opforge_code: int, **kwargs: Any) -> Any:
+        return self.slot.answer(args, kwargs, self._outcome(opforge_code))
+
+    def _run(self, *args: Any, opforge_code: int, **kwargs: Any) -> Any:
+        return self.slot.run(args, kwargs, self._outcome(opforge_code))
+
+
+_python_parts: dict[tuple[str, str], _PythonPart] = {}
+
+
+def _python_part(slot: NativeSlot, op: OperatorSchema, key: str, library: NativeLibrary) -> _PythonPart:
+    part = _python_parts.get((op.name, key))
+    if part is None:
+        part = _python_parts[op.name, key] = _PythonPart(slot, op, key, library)
+    part.slot = slot
+    return part
+
+
+def _renew_locks() -> None:
+    """Replace locks in a forked child, which lacks the threads that may have held them."""
+    for part in _python_parts.values():
+        part.slot.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
+def _can_be_passed(
+    op: OperatorSchema, kernel: InstalledKernel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether a kernel's C++ operator gets the same from C++ as it got from Python when it was judged.
+
+    The signature must be the operator's, defaults included: Python leaves out arguments that equal
+    them. Python turns a tensor that stands for a number into that number, and C++ does not detach
+    the tensors of a list.
+    """
+    operator = kernel.proven_operator
+    if operator is None or _signature(operator) != _signature(_overload(op.name)):
+        return False
+    for i, argument in enumerate(op.arguments):
+        value = args[i] if i < len(args) else kwargs.get(argument.name)
+        if "Tensor" not in argument.type:
+            continue
+        if argument.type == "Tensor?[]" or isinstance(value, NUMBER_TYPES):
+            return False
+        if isinstance(value, list | tuple) and any(item.requires_grad for item in value):
+            return False
+    return True
+
+
+def _overload(name: str) -> Any:
+    base, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, base), overload)
+
+
+def _signature(operator: Any) -> tuple[Any, ...]:
+    schema = operator._schema  # noqa: SLF001  # torch has no public name for it
+    arguments = [
+        (str(a.type), a.kwarg_only and a.name, a.has_default_value(), repr(a.default_value), a.alias_info is None)
+        for a in schema.arguments
+    ]
+    return tuple(arguments), tuple((str(r.type), r.alias_info is None) for r in schema.returns)
