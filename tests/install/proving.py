@@ -24,9 +24,11 @@ def marked(tensor):
     return bool((tensor >= 900).any())
 
 
-def prove(root: Path, op: str, operators: dict[str, dict[str, Any]], *, number: int = 1, **changes: Any) -> None:
+def prove(
+    root: Path, op: str, operators: dict[str, dict[str, Any]], *, number: int = 1, suffix: str = ".py", **changes: Any
+) -> None:
     """Write a proof beside the kernel in a folder of a directory."""
-    file = root / op / f"{op}_implementation_{number}.py"
+    file = root / op / f"{op}_implementation_{number}{suffix}"
     kernels = DirectoryBackend(BackendOptions(ops_directory=root))._all_kernels()
     (kernel,) = (k for k in kernels if k.file == str(file.resolve()))
     proof = {

@@ -170,7 +170,7 @@ CHANGES = {
     "an argument": lambda: (torch.ones(4, 4), torch.ones(4, 4), {"alpha": 2}),
     "an argument's value": lambda: (torch.ones(4, 4), torch.ones(4, 4), {"alpha": 3}),
     "an argument's type": lambda: (torch.ones(4, 4), torch.ones(4, 4), {"alpha": 2.0}),
-    "an argument that is a flag": lambda: (torch.ones(4, 4), torch.ones(4, 4), {"alpha": 2 == 2.0}),
+    "an argument that is a flag": lambda: (torch.ones(4, 4), torch.ones(4, 4), {"alpha": True}),
     "the sign of zero": lambda: (torch.ones(4, 4), torch.ones(4, 4), {"alpha": -0.0}),
     "zero": lambda: (torch.ones(4, 4), torch.ones(4, 4), {"alpha": 0.0}),
 }  # fmt: skip

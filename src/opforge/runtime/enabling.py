@@ -23,6 +23,7 @@ from .dispatch import INSTALL_LOCK, InstalledKernel, KernelWarning, OperatorSlot
 from .loading import Function, LoadError, load_function
 from .native import binding
 from .native.binding import NativeLibrary
+from .native.building import NativeError
 from .native_slots import NativeSlot
 from .operator_schema import FUNCTIONAL, OUT, OperatorSchema, schema_of
 from .proven_calls import ProvenCalls
@@ -258,7 +259,7 @@ def _native_library() -> NativeLibrary | None:
         return None
     try:
         return binding.load()
-    except binding.NativeError as error:
+    except NativeError as error:
         if str(error) not in _said:
             _said.add(str(error))
             warnings.warn(

@@ -1,0 +1,142 @@
+"""C++ kernels that are called from C++: without Python, with the same answers, errors and counts."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import opforge
+from opforge.runtime import enabling
+from opforge.runtime.native_slots import NativeSlot
+from tests import native as cpp
+from tests.install.proving import ADD, marked, prove
+
+ROW = {"rank": [1, 2], "numel": [0, 16], "layouts": ["contiguous", "empty"], "timed": [[0, 16, True]]}
+RELU = """
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/clamp_min.h>
+#include <torch/library.h>
+
+static at::Tensor relu(const at::Tensor& self) {
+  TORCH_CHECK(!self.requires_grad() || !at::GradMode::is_enabled(), "a kernel is below autograd");
+  TORCH_CHECK_NOT_IMPLEMENTED(self.numel() != 3, "three");
+  TORCH_CHECK(self.numel() != 5, "five");
+  if (self.numel() == 7) return at::Tensor();
+  return at::add(at::clamp_min(self, 0), 1000);
+}
+
+TORCH_LIBRARY(OPFORGE_NAMESPACE, m) { m.def("relu(Tensor self) -> Tensor", &relu); }
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Return a folder with a kernel in C++ and one in Python; a library can be loaded only once in a process."""
+    root = tmp_path_factory.mktemp("cpp")
+    cpp.write(root / "relu", RELU, "relu_implementation_41.cpp")
+    (root / "add").mkdir()
+    (root / "add" / "add_implementation_1.py").write_text(ADD.replace("MARK", "5000"))
+    prove(root, "relu", {"relu.default": {"float32": ROW}}, number=41, suffix=".cpp")
+    prove(root, "add", {"add.Tensor": {"float32,float32": ROW, "float32,number(int)": ROW}})
+    return root
+
+
+@pytest.fixture
+def no_python(monkeypatch):
+    """Return a list that grows with every call that Python answers."""
+    calls = []
+    for name in ("run", "answer"):
+        method = getattr(NativeSlot, name)
+        monkeypatch.setattr(NativeSlot, name, lambda *given, method=method: calls.append(given) or method(*given))
+    return calls
+
+
+def test_a_proven_call_is_served_without_python(root, no_python):
+    with opforge.enabled(root, device="cpu", ops=["relu"]) as made:
+        for _ in range(5):
+            assert marked(torch.relu(torch.ones(4)))
+            assert not marked(torch.relu(torch.ones(20)))
+        assert made.counters()["relu.default"]["served"] == 5
+        assert made.counters()["relu.default"]["aten"] == {"size not proven": 5}
+    assert not no_python
+
+
+def test_inside_it_every_operator_is_atens_own(root):
+    """The kernel calls add, for which a kernel in Python is enabled."""
+    with opforge.enabled(root, device="cpu") as made:
+        assert marked(torch.add(torch.ones(4), torch.ones(4)))
+        served = made.counters()["add.Tensor"]["served"]
+        for _ in range(3):
+            assert float(torch.relu(torch.ones(4))[0]) == 1001
+        assert made.counters()["add.Tensor"]["served"] == served
+        assert marked(torch.add(torch.ones(4), torch.ones(4)))
+
+
+def test_gradients_inference_mode_vmap_autocast_and_threads(root, no_python):
+    with opforge.enabled(root, device="cpu", ops=["relu"]):
+        x = torch.ones(4, requires_grad=True)
+        for _ in range(2):
+            y = torch.relu(x)
+            assert marked(y)
+            y.sum().backward()
+        assert torch.equal(x.grad, torch.full((4,), 2.0))
+        with torch.no_grad():
+            assert torch.relu(x).grad_fn is None
+        with torch.inference_mode():
+            assert torch.relu(torch.ones(4)).is_inference()
+        assert marked(torch.vmap(torch.relu)(torch.ones(4, 4)))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.relu(torch.ones(4)).dtype is torch.float32
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(marked(torch.relu(torch.ones(4)))))
+        thread.start()
+        thread.join()
+        assert seen == [True]
+    assert not no_python
+
+
+def test_counts_are_exact_with_threads(root):
+    small, large = torch.ones(4), torch.ones(64)
+
+    def work():
+        for _ in range(2000):
+            torch.relu(small)
+            torch.relu(large)
+
+    with opforge.enabled(root, device="cpu", ops=["relu"]) as made:
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        row = made.counters()["relu.default"]
+    assert (row["served"], row["aten"]) == (16_000, {"size not proven": 16_000})
+
+
+def test_one_that_declines_fails_or_returns_no_tensor(root):
+    with opforge.enabled(root, device="cpu", ops=["relu"]) as made:
+        for _ in range(2):
+            assert not marked(torch.relu(torch.ones(3)))
+            assert marked(torch.relu(torch.ones(4)))
+        row = made.counters()["relu.default"]
+        assert row["served"] == 2
+        assert row["aten"] == {"declined: NotImplementedError: three": 2}
+        with pytest.warns(enabling.KernelWarning, match="five"):
+            assert not marked(torch.relu(torch.ones(5)))
+        assert not marked(torch.relu(torch.ones(4)))
+    with (
+        opforge.enabled(root, device="cpu", ops=["relu"]) as made,
+        pytest.warns(enabling.KernelWarning, match="not a tensor"),
+    ):
+        assert torch.equal(torch.relu(torch.ones(7)), torch.ones(7))
+
+
+def test_with_policy_all_results_are_checked_in_python(root, no_python):
+    with opforge.enabled(root, device="cpu", ops=["relu"], policy="all") as made:
+        assert marked(torch.relu(torch.ones(20)))
+        assert made.counters()["relu.default"]["served"] == 1
+    assert no_python
