@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import opforge
+from opforge.runtime.enabling import NATIVE_VARIABLE
 from opforge.runtime.operator_schema import schema_of
 from opforge.runtime.proven_calls import ProvenCalls
 from opforge.runtime.value_ranges import dtype_signature
@@ -158,7 +159,8 @@ def test_zeros_of_another_sign_are_told_apart_in_calls_that_are_remembered(kerne
                 assert [marked(torch.add(x, x, alpha=n).real) for n in turn] == [n is numbers[0] for n in turn]
 
 
-def test_numbers_that_are_always_new_are_remembered_by_none(kernels):
+def test_numbers_that_are_always_new_are_remembered_by_none(kernels, monkeypatch):
+    monkeypatch.setenv(NATIVE_VARIABLE, "0")
     root = kernels({"add": ADD.replace("MARK", "900")})
     row = {**ROW, "arguments": {"alpha": {"float": [0.5, 2.5]}}}
     prove(root, "add", {"add.Tensor": {"float32,float32": row}})

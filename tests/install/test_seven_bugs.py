@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -143,6 +144,7 @@ def test_a_package_serves_none_of_them(judged, tmp_path):
         "PYTHONPATH": f"{tmp_path / 'site'}:{':'.join(sys.path)}",
         "PATH": "/usr/bin:/bin",
         "HOME": str(tmp_path),
+        "OPFORGE_CACHE": os.environ["OPFORGE_CACHE"],
     }
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", IN_A_PROGRAM],

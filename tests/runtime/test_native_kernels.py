@@ -9,6 +9,7 @@ import torch
 
 import opforge
 from opforge.runtime import enabling
+from opforge.runtime.dispatch import InstalledKernel
 from opforge.runtime.native_slots import NativeSlot
 from tests import native as cpp
 from tests.install.proving import ADD, marked, prove
@@ -49,9 +50,9 @@ def root(tmp_path_factory):
 def no_python(monkeypatch):
     """Return a list that grows with every call that Python answers."""
     calls = []
-    for name in ("run", "answer"):
-        method = getattr(NativeSlot, name)
-        monkeypatch.setattr(NativeSlot, name, lambda *given, method=method: calls.append(given) or method(*given))
+    answer, call = NativeSlot.answer, InstalledKernel.function
+    monkeypatch.setattr(NativeSlot, "answer", lambda *given: calls.append(given) or answer(*given))
+    monkeypatch.setattr(InstalledKernel, "function", lambda kernel, **how: calls.append(how) or call(kernel, **how))
     return calls
 
 

@@ -255,7 +255,7 @@ def _new_slot(op: OperatorSchema, key: str) -> OperatorSlot:
 
 def _native_library() -> NativeLibrary | None:
     """Return the native runtime; None if it is not wanted or, after a warning, if there is none."""
-    if os.environ.get(NATIVE_VARIABLE, "0") == "0":
+    if os.environ.get(NATIVE_VARIABLE) == "0":
         return None
     try:
         return binding.load()

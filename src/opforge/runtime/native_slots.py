@@ -7,6 +7,7 @@ the only one: C++ recognises what Python has decided, by everything that the dec
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -124,7 +125,7 @@ class NativeSlot(OperatorSlot):
                 if number is None:
                     return _ANSWER_IN_PYTHON
                 self._numbers[outcome] = number
-                self._python.outcomes[generation].append(outcome)
+                self._python.outcomes[generation << _OUTCOME_BITS | number] = outcome
             return generation << _OUTCOME_BITS | number
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any], counted: Outcome | None) -> Any:
@@ -133,19 +134,11 @@ class NativeSlot(OperatorSlot):
             counted.count(-1)
         return self._call(args, kwargs)
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], outcome: Outcome | None) -> Any:
-        """Run a kernel on a call that C++ has decided and counted."""
-        if outcome is None or outcome.kernel is None:  # kernels have been changed several times since
-            self.inside.now = False
-            return self._call(args, kwargs)
-        try:
-            result = outcome.kernel.function(needs_grad=outcome.needs_grad)(*args, **kwargs)
-            check_result_types(self.op, result)
-        except Exception as error:  # noqa: BLE001  # kernels raise anything
-            self.inside.now = False
-            outcome.count(-1)
-            return self._call(args, kwargs, error, outcome.kernel.counts)
-        return result
+    def failed(self, args: tuple[Any, ...], kwargs: dict[str, Any], outcome: Outcome, error: Exception) -> Any:
+        """Answer a call on the slow path after a kernel in Python has raised."""
+        self.inside.now = False
+        outcome.count(-1)
+        return self._call(args, kwargs, error, outcome.kernel.counts if outcome.kernel else None)
 
 
 class _PythonPart:
@@ -153,8 +146,11 @@ class _PythonPart:
 
     def __init__(self, slot: NativeSlot, op: OperatorSchema, key: str, library: NativeLibrary) -> None:
         self.slot = slot
-        self.outcomes: dict[int, list[Outcome]] = {}
-        """Outcomes of the last generations, by number."""
+        self.outcomes: dict[int, Outcome] = {}
+        """Outcomes of the last generations, by code."""
+        self._generations: list[int] = []
+        self._check = functools.partial(check_result_types, op)
+        self._returns_tensor = [r.type for r in op.returns] == ["Tensor"]
         self.name = re.sub(r"\W", "_", f"{op.name}_{key}_{len(_python_parts)}")
         arguments, _, returns = str(_overload(op.name)._schema).partition("(")[2].rpartition(") -> ")  # noqa: SLF001
         separator = ", " if "*, " in arguments else ", *, " if arguments else "*, "
@@ -170,22 +166,29 @@ class _PythonPart:
 
     def begin(self, generation: int) -> None:
         """Begin a generation of outcomes; forget old ones."""
-        self.outcomes[generation] = []
-        while len(self.outcomes) > _KEPT_GENERATIONS:
-            del self.outcomes[min(self.outcomes)]
-
-    def _outcome(self, code: int) -> Outcome | None:
-        outcomes = self.outcomes.get(code >> _OUTCOME_BITS)
-        return None if outcomes is None else outcomes[code & (1 << _OUTCOME_BITS) - 1]
+        self._generations = [*self._generations[1 - _KEPT_GENERATIONS :], generation]
+        oldest = self._generations[0]
+        self.outcomes = {code: o for code, o in self.outcomes.items() if code >> _OUTCOME_BITS >= oldest}
 
     def _decide(self, *args: Any, **kwargs: Any) -> int:
         return self.slot.decide(args, kwargs)
 
     def _answer(self, *args: Any, opforge_code: int, **kwargs: Any) -> Any:
-        return self.slot.answer(args, kwargs, self._outcome(opforge_code))
+        return self.slot.answer(args, kwargs, self.outcomes.get(opforge_code))
 
     def _run(self, *args: Any, opforge_code: int, **kwargs: Any) -> Any:
-        return self.slot.run(args, kwargs, self._outcome(opforge_code))
+        """Run a kernel on a call that C++ has decided and counted."""
+        outcome = self.outcomes.get(opforge_code)
+        if outcome is None or outcome.kernel is None:  # kernels have been changed several times since
+            self.slot.inside.now = False
+            return self.slot.answer(args, kwargs, None)
+        try:
+            result = outcome.kernel.function(needs_grad=outcome.needs_grad)(*args, **kwargs)
+            if result.__class__ is not torch.Tensor or not self._returns_tensor:
+                self._check(result)
+        except Exception as error:  # noqa: BLE001  # kernels raise anything
+            return self.slot.failed(args, kwargs, outcome, error)
+        return result
 
 
 _python_parts: dict[tuple[str, str], _PythonPart] = {}

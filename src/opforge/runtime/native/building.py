@@ -80,8 +80,9 @@ def _recipe() -> _Build:
     compiler = _compiler()
     root = Path(torch.__path__[0])
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)  # noqa: SLF001  # torch has no public name for it
-    flags = ("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", f"-D_GLIBCXX_USE_CXX11_ABI={abi}")
-    command = (compiler, *flags, f"-DOPFORGE_NAMESPACE={NAMESPACE}", "-isystem", str(root / "include"))
+    macros = (f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-DOPFORGE_NAMESPACE={NAMESPACE}")
+    flags = ("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-plt")
+    command = (compiler, *flags, *macros, "-isystem", str(root / "include"))
     libraries = (f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10")
     version = _run([compiler, "--version"], "the compiler").splitlines()[0]
     facts = (platform.machine(), version, torch.__version__, torch.version.git_version, command, libraries)

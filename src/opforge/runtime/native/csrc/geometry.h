@@ -24,17 +24,20 @@ class Geometry {
     for (size_t i = 0; i < count; ++i) {
       if (!add(arguments[i])) return false;
     }
-    hash_ = 0;
-    for (const uint64_t word : words_) {
-      hash_ = (hash_ ^ word) * 0x9E3779B97F4A7C15ULL;
-      hash_ ^= hash_ >> 32;
-    }
     return true;
   }
 
   const uint64_t* words() const { return words_.data(); }
   size_t count() const { return words_.size(); }
-  uint64_t hash() const { return hash_; }
+
+  uint64_t hash() const {
+    uint64_t hash = 0;
+    for (const uint64_t word : words_) {
+      hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
 
  private:
   static constexpr size_t kMaxWords = 1 << 14;
@@ -105,7 +108,8 @@ class Geometry {
     const c10::IntArrayRef sizes = impl->sizes(), strides = impl->strides();
     if (sizes.size() > UINT16_MAX) return false;
     const c10::StorageImpl* storage = impl->storage().unsafeGetStorageImpl();
-    const int64_t offset = impl->storage_offset() * static_cast<int64_t>(impl->itemsize());
+    const int64_t elements = impl->storage_offset();
+    const int64_t offset = elements == 0 ? 0 : elements * static_cast<int64_t>(impl->itemsize());
     const char* begin = impl->numel() == 0 ? nullptr : static_cast<const char*>(storage->data()) + offset;
     uint64_t flags = 0;
     if (impl->is_wrapped_number()) flags |= kWrappedNumber;
@@ -113,7 +117,7 @@ class Geometry {
     if (keys.has(c10::DispatchKey::Negative)) flags |= kNegative;
     if (offset != 0) flags |= kOffset;
     if (reinterpret_cast<uintptr_t>(begin) % kAlignment != 0) flags |= kMisaligned;
-    if (impl->requires_grad()) flags |= kRequiresGrad;
+    if (impl->autograd_meta() != nullptr && impl->requires_grad()) flags |= kRequiresGrad;
     const int shared_with = find_storage(storage, offset);
     if (shared_with >= 0) flags |= kShared;
     const c10::Device device = impl->device();
@@ -153,7 +157,6 @@ class Geometry {
 
   c10::SmallVector<uint64_t, 64> words_;
   c10::SmallVector<Place, 4> storages_;
-  uint64_t hash_ = 0;
 };
 
 }  // namespace opforge

@@ -47,13 +47,12 @@ struct Rules {
 // One geometry and its outcome. A launch plan for the geometry belongs here, beside the outcome.
 struct Entry {
   Entry(const Geometry& geometry, uint8_t its_outcome)
-      : hash(geometry.hash()), outcome(its_outcome), words(geometry.words(), geometry.words() + geometry.count()) {}
-  const uint64_t hash;
+      : outcome(its_outcome), words(geometry.words(), geometry.words() + geometry.count()) {}
   const uint8_t outcome;
   const std::vector<uint64_t> words;
 
   bool matches(const Geometry& geometry) const {
-    return hash == geometry.hash() && words.size() == geometry.count() &&
+    return words.size() == geometry.count() &&
            std::memcmp(words.data(), geometry.words(), words.size() * sizeof(uint64_t)) == 0;
   }
 };
