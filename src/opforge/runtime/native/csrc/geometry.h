@@ -7,6 +7,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <optional>
+#include <string_view>
 
 namespace opforge {
 
@@ -25,6 +27,12 @@ class Geometry {
       if (!add(arguments[i])) return false;
     }
     return true;
+  }
+
+  // Does the same with arguments that are not boxed. The words are the same.
+  template <class... Arguments>
+  bool describe_typed(const Arguments&... arguments) {
+    return (add(arguments) && ...);
   }
 
   const uint64_t* words() const { return words_.data(); }
@@ -77,22 +85,54 @@ class Geometry {
     return words_.size() <= kMaxWords;
   }
 
+  template <class Value>
+  bool add(const std::optional<Value>& value) {
+    if (value.has_value()) return add(*value);
+    add_word(kNone);
+    return true;
+  }
+
+  bool add(int64_t number) { return add_pair(kInt, number); }
+  bool add(double number) { return add_pair(kDouble, number); }
+  bool add(bool flag) { return add_pair(kBool, uint64_t{flag}); }
+  bool add(c10::ScalarType type) { return add(static_cast<int64_t>(type)); }
+  bool add(const c10::SymInt& number) { return !number.is_symbolic() && add(number.expect_int()); }
+  bool add(const at::OptionalIntArrayRef& list) { return list.has_value() ? add(*list) : add(std::optional<bool>()); }
+  bool add(std::string_view text) { return add_text(text); }
+
+  bool add(const c10::Scalar& number) {
+    if (number.isFloatingPoint()) return add(number.toDouble());
+    if (number.isBoolean()) return add(number.toBool());
+    return number.type() == c10::ScalarType::Long && !number.isSymbolic() && add(number.toLong());
+  }
+
+  template <class Item>
+  bool add(c10::ArrayRef<Item> items) {
+    add_pair(kList, uint64_t{items.size()});
+    for (const Item& item : items) {
+      if (!add(item)) return false;
+    }
+    return true;
+  }
+
   template <class Number>
-  void add_pair(Tag tag, Number number) {
+  bool add_pair(Tag tag, Number number) {
     static_assert(sizeof(Number) == sizeof(uint64_t));
     uint64_t bits;
     std::memcpy(&bits, &number, sizeof(bits));
     add_word(tag);
     add_word(bits);
+    return true;
   }
 
-  void add_text(const std::string& text) {
+  bool add_text(std::string_view text) {
     add_pair(kString, uint64_t{text.size()});
     for (size_t at = 0; at < text.size(); at += sizeof(uint64_t)) {
       uint64_t word = 0;
       std::memcpy(&word, text.data() + at, std::min(sizeof(word), text.size() - at));
       add_word(word);
     }
+    return true;
   }
 
   bool add(const at::Tensor& tensor) {

@@ -1,6 +1,6 @@
 // The library's functions for Python, called with ctypes. Python.h is not needed: torch calls Python's part of a slot
 // as operators. A function that fails returns -1 or nullptr, and opforge_error() says why.
-#include "slot.h"
+#include "typed.h"
 
 #include <c10/util/Exception.h>
 #include <torch/headeronly/version.h>
@@ -102,10 +102,7 @@ OPFORGE_API int opforge_install(void* slot, const char* name) {
     TORCH_CHECK(!place.installed(), "the slot is installed already");
     Silent silent;  // torch warns of the override, which is intended
     const c10::WarningUtils::WarningHandlerGuard no_warning(&silent);
-    place.install(place.key() == c10::DispatchKey::CPU
-                      ? c10::KernelFunction::makeFromBoxedFunction<&call_slot<slots_of_cpu>>()
-                      : c10::KernelFunction::makeFromBoxedFunction<&call_slot<slots_of_cuda>>(),
-                  name);
+    place.install(function_of(&place), name);
     return 0;
   });
 }

@@ -18,6 +18,22 @@ constexpr int kTries = 4;  // before a call whose rules keep changing goes to th
 constexpr int kOutcomeBits = 8;
 static_assert(kMaxOutcomes <= 1 << kOutcomeBits);
 
+// Gives access to a private member: an explicit instantiation may name it, and the compiler checks that it is there.
+template <class Tag, typename Tag::Member member>
+struct Opened {
+  friend constexpr typename Tag::Member open(Tag) { return member; }
+};
+struct SavedKernel {
+  using Member = c10::KernelFunction c10::SafeKernelFunction::*;
+  friend constexpr Member open(SavedKernel);
+};
+struct SavedToken {
+  using Member = std::shared_ptr<c10::KernelToken> c10::SafeKernelFunction::*;
+  friend constexpr Member open(SavedToken);
+};
+template struct Opened<SavedKernel, &c10::SafeKernelFunction::kernel_>;
+template struct Opened<SavedToken, &c10::SafeKernelFunction::token_>;
+
 class InsideKernel {
  public:
   explicit InsideKernel(Thread* thread) : thread_(thread) { ++thread_->inside; }
@@ -31,13 +47,7 @@ class InsideKernel {
 
 class Slot {
  public:
-  Slot(const c10::OperatorHandle& op, c10::DispatchKey key)
-      : op_(op), key_(key), arguments_(op.schema().arguments().size()), returns_(op.schema().returns().size()) {
-    for (const c10::Argument& argument : op.schema().arguments()) {
-      masked_ |= argument.name() == "output_mask";
-      optional_.push_back(argument.type()->kind() == c10::TypeKind::OptionalType);
-    }
-  }
+  Slot(const c10::OperatorHandle& op, c10::DispatchKey key);
 
   const c10::OperatorHandle& op() const { return op_; }
   c10::DispatchKey key() const { return key_; }
@@ -96,6 +106,28 @@ class Slot {
       return to_python(*answer_, keys, stack, -1);
     }
     original_.load(std::memory_order_acquire)->callBoxed(op_, keys, stack);
+  }
+
+  // Does the same with arguments that are not boxed. Boxing costs more than the decision.
+  template <class Return, class... Args>
+  Return call_typed(c10::DispatchKeySet keys, Args... args) const {
+    Thread* thread = this_thread();
+    if (thread->inside == 0 && table_.load(std::memory_order_relaxed) != nullptr) {
+      Outcome outcome;
+      int64_t code = 0;
+      Geometry geometry;
+      const bool described = geometry.describe_typed(args...);
+      const Known known = described ? look_up(thread, geometry, outcome, code) : Known::kNo;
+      if (known == Known::kNo) return boxed_.call<Return, Args...>(op_, keys, std::forward<Args>(args)...);
+      if (known == Known::kYes && outcome.action != kPass) {
+        c10::Stack stack = c10::impl::boxArgs<Args...>(std::forward<Args>(args)...);
+        act(outcome, code, thread, keys, &stack);
+        return c10::impl::PopResult<Return>::call(stack);
+      }
+    }
+    const c10::SafeKernelFunction& original = *original_.load(std::memory_order_acquire);
+    TORCH_CHECK((original.*open(SavedToken{}))->isValid(), "the overridden kernel is gone: ", original.debug());
+    return (original.*open(SavedKernel{})).template call<Return, Args...>(op_, keys, std::forward<Args>(args)...);
   }
 
  private:
@@ -223,6 +255,7 @@ class Slot {
 
   const c10::OperatorHandle op_;
   const c10::DispatchKey key_;
+  const c10::KernelFunction boxed_;  // calls this slot with boxed arguments
   const size_t arguments_, returns_;
   std::vector<bool> optional_;
   bool masked_ = false;  // with an output mask, results may be undefined
@@ -268,6 +301,20 @@ inline Slots slots_of_cpu, slots_of_cuda;
 template <Slots& slots>
 void call_slot(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
   slots.find(op)->call(keys, stack);
+}
+
+inline c10::KernelFunction boxed_function_of(c10::DispatchKey key) {
+  return key == c10::DispatchKey::CPU ? c10::KernelFunction::makeFromBoxedFunction<&call_slot<slots_of_cpu>>()
+                                      : c10::KernelFunction::makeFromBoxedFunction<&call_slot<slots_of_cuda>>();
+}
+
+inline Slot::Slot(const c10::OperatorHandle& op, c10::DispatchKey key)
+    : op_(op), key_(key), boxed_(boxed_function_of(key)), arguments_(op.schema().arguments().size()),
+      returns_(op.schema().returns().size()) {
+  for (const c10::Argument& argument : op.schema().arguments()) {
+    masked_ |= argument.name() == "output_mask";
+    optional_.push_back(argument.type()->kind() == c10::TypeKind::OptionalType);
+  }
 }
 
 }  // namespace opforge
