@@ -12,6 +12,7 @@ import torch
 import opforge
 from opforge.runtime import enabling, native_slots
 from opforge.runtime.native.binding import load
+from opforge.runtime.native.building import NAMESPACE
 from opforge.runtime.native_slots import NativeSlot
 from opforge.runtime.operator_schema import schema_of
 from opforge.runtime.proven_calls import ProvenCalls
@@ -432,3 +433,20 @@ def test_a_kernel_that_fails_is_removed_and_one_that_declines_is_counted(kernels
         row = made.counters()["relu.default"]
     assert row["served"] == 3
     assert row["aten"] == {"declined: NotImplementedError: three": 3, "raised ValueError: five": 1}
+
+
+def test_other_code_with_an_operator_of_the_slots_is_refused(kernels):
+    """A kernel's library could define the operator by which C++ asks Python, to give the answers itself."""
+    root = kernels({"erfinv": "import torch\ndef erfinv_kernel_impl(self):\n    return self + MARK\n"})
+    prove(root, "erfinv", {"erfinv.default": {"float32": ROW}})
+    theirs = torch.library.Library(NAMESPACE, "FRAGMENT")
+    name = f"decide_erfinv_default_CPU_{len(native_slots._python_parts)}"
+    theirs.define(f"{name}(Tensor self) -> int")
+    theirs.impl(name, lambda self: 1 << 8, "CPU")
+    before = dumps("erfinv.default")
+    with pytest.warns(enabling.KernelWarning, match="no kernel is enabled"):
+        made = opforge.enable(root, device="cpu")
+    assert f"{NAMESPACE}::{name} cannot be defined" in made.refused["erfinv.default"]
+    assert not marked(torch.erfinv(torch.zeros(4)))
+    assert dumps("erfinv.default") == before
+    theirs._destroy()

@@ -191,15 +191,19 @@ def enable(
     with INSTALL_LOCK:
         for source in sources:
             _add(enabled, source, ops)
-        if enabled.refused and not enabled._kernels:  # noqa: SLF001  # its own
+        key = dispatch_key(device)
+        for op, server in list(enabled._kernels.items()):  # noqa: SLF001  # its own
+            try:
+                place = _slots.get((op, key)) or _new_slot(_schema(op), key)
+            except NativeError as error:
+                enabled.refused[op] = str(error)
+                del enabled._kernels[op]  # noqa: SLF001
+                continue
+            _slots[op, key] = place
+            place.kernels = (server, *place.kernels)
+        if enabled.refused and not enabled._kernels:  # noqa: SLF001
             op, reason = next(iter(enabled.refused.items()))
             warnings.warn(f"no kernel is enabled; {op}: {reason}", KernelWarning, stacklevel=3)
-        key = dispatch_key(device)
-        for op, server in enabled._kernels.items():  # noqa: SLF001  # its own
-            place = _slots.get((op, key))
-            if place is None:
-                place = _slots[op, key] = _new_slot(_schema(op), key)
-            place.kernels = (server, *place.kernels)
         _enabled.append(enabled)
     watch_compilation(on=True)
     return enabled

@@ -155,14 +155,12 @@ class _PythonPart:
         arguments, _, returns = str(_overload(op.name)._schema).partition("(")[2].rpartition(") -> ")  # noqa: SLF001
         separator = ", " if "*, " in arguments else ", *, " if arguments else "*, "
         with_code = f"{arguments}{separator}int opforge_code"
-        operators = library.operators
         for name, schema, function in (
             ("decide", f"({arguments}) -> int", self._decide),
             ("answer", f"({with_code}) -> {returns}", self._answer),
             ("run", f"({with_code}) -> {returns}", self._run),
         ):
-            operators.define(f"{name}_{self.name}{schema}")
-            operators.impl(f"{name}_{self.name}", function, key)
+            library.define(f"{name}_{self.name}", schema, function, key)
 
     def begin(self, generation: int) -> None:
         """Begin a generation of outcomes; forget old ones."""

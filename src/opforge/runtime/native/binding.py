@@ -57,13 +57,22 @@ class NativeLibrary:
         except (OSError, AttributeError) as error:
             raise NativeError(f"{path} cannot be loaded ({error}); delete it to build it again") from None
         self._check_fit(path)
-        self.operators = torch.library.Library(NAMESPACE, "FRAGMENT")
-        self.operators.define("describe(Tensor[] given) -> int[]")
+        self._operators = torch.library.Library(NAMESPACE, "FRAGMENT")
+        self.define("describe", "(Tensor[] given) -> int[]")
         self._call("opforge_register_describe")
         self.describe = getattr(torch.ops, NAMESPACE).describe
         """Returns how the library sees a list of tensors: as words."""
         self.set_inside = self._library.opforge_set_inside
         """Says whether this thread is inside a kernel."""
+
+    def define(self, name: str, schema: str, function: Any = None, key: str = "") -> None:
+        """Define an operator that C++ can call, with a function in Python for a dispatch key."""
+        try:
+            self._operators.define(name + schema)
+            if function is not None:
+                self._operators.impl(name, function, key)
+        except RuntimeError as error:  # other code has defined it
+            raise NativeError(f"{NAMESPACE}::{name} cannot be defined: {str(error).splitlines()[0]}") from None
 
     def slot(self, operator: str, key: str) -> Slot:
         """Return the slot of an operator such as ``aten::add.Tensor`` for a dispatch key."""
@@ -162,8 +171,7 @@ def self_test(path: str) -> None:
             raise NativeError(f"{tensor.dtype} of the sizes {list(tensor.shape)} is read as {head:x} {words}")
     before = _dumps("aten::relu")
     for kind in ("decide", "answer", "run"):
-        library.operators.define(f"{kind}_self_test(Tensor self) -> int")
-        library.operators.impl(f"{kind}_self_test", lambda _self: -1, "CPU")
+        library.define(f"{kind}_self_test", "(Tensor self) -> int", lambda _self: -1, "CPU")
     slot = library.slot("aten::relu", "CPU")
     slot.install("self_test")
     result = torch.relu(base - 20)

@@ -166,7 +166,7 @@ class Slot {
     Table* table = table_.load();
     const size_t outcome = code & ((1 << kOutcomeBits) - 1);
     if (table == nullptr || table->rules->generation != code >> kOutcomeBits || outcome >= table->rules->size) return;
-    if (table->size >= kMaxGeometries) {  // forget all: calls that still come are asked about again
+    if (table->full(geometry)) {  // forget all: calls that still come are asked about again
       table = new Table(table->rules);
       replace_table(table);
     }

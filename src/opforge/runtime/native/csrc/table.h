@@ -20,6 +20,7 @@
 namespace opforge {
 
 constexpr size_t kStripes = 16, kMaxOutcomes = 64, kBuckets = 2048, kMaxGeometries = kBuckets / 2;
+constexpr size_t kMaxWordsInAll = 1 << 18;
 
 enum Action : int { kPass, kServe, kRun };  // ATen's kernel, a C++ kernel, a Python kernel
 
@@ -63,7 +64,7 @@ struct Table {
     for (auto& bucket : buckets) delete bucket.load(std::memory_order_relaxed);
   }
   const std::shared_ptr<Rules> rules;
-  size_t size = 0;
+  size_t size = 0, words = 0;
   mutable std::atomic<const Entry*> last{nullptr};
   std::array<std::atomic<const Entry*>, kBuckets> buckets{};
 
@@ -86,7 +87,10 @@ struct Table {
     while (buckets[at].load(std::memory_order_relaxed) != nullptr) at = (at + 1) % kBuckets;
     buckets[at].store(new Entry(geometry, outcome), std::memory_order_release);
     ++size;
+    words += geometry.count();
   }
+
+  bool full(const Geometry& more) const { return size >= kMaxGeometries || words + more.count() > kMaxWordsInAll; }
 };
 
 // A thread's part: the table it looks into, its stripe of the counters, and whether it is inside a kernel.
