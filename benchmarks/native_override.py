@@ -55,8 +55,18 @@ static at::Tensor add(const at::Tensor& self, const at::Tensor& other, const at:
 TORCH_LIBRARY(OPFORGE_NAMESPACE, m) { m.def(SCHEMA, &OP); }
 """
 SCHEMAS = {"relu": "relu(Tensor self) -> Tensor", "add": "add(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"}
-CALLED = {"relu": torch.relu, "add": torch.add}
-SIGNATURES = {"relu": "float32", "add": "float32,float32"}
+CALLED = {
+    "relu": torch.relu, "add": torch.add, "mul": torch.mul, "gelu": torch.nn.functional.gelu,
+    "_softmax": partial(torch.softmax, dim=-1), "mm": torch.mm, "sum": torch.sum, "clamp": partial(torch.clamp, min=0), "cumsum": partial(torch.cumsum, dim=1),
+    "native_layer_norm": lambda x, weight, bias: torch.native_layer_norm(x, [16], weight[0], bias[0], 1e-5),
+}  # fmt: skip
+"""Calls of the operators. The slots of sum and cumsum take boxed arguments."""
+SIGNATURES = {
+    "add": "float32,float32",
+    "mul": "float32,float32",
+    "mm": "float32,float32",
+    "native_layer_norm": "float32,float32,float32",
+}
 PROVEN, NOT_PROVEN = 1 << 20, 4
 Way = Callable[[], AbstractContextManager[object]]
 
@@ -68,7 +78,7 @@ def write(root: Path, op: str, source: str, suffix: str, most: int) -> Path:
     file = folder / f"{op}_implementation_1{suffix}"
     file.write_text(source)
     kernel = kernel_from_file(file, op)
-    extents = [[[1, most]] * 4] * len(SIGNATURES[op].split(","))
+    extents = [[[1, most]] * 4] * len(SIGNATURES.get(op, "float32").split(","))
     row = {
         "rank": [0, 4],
         "numel": [1, most],
@@ -77,7 +87,11 @@ def write(root: Path, op: str, source: str, suffix: str, most: int) -> Path:
         "timed": [[1, most, True]],
     }
     proof = {"digest": kernel.digest, "torch": torch.__version__, "device": device_name("cpu")}
-    about = {"opforge_proof": PROOF_FORMAT, "suites": [], "operators": {kernel.primary: {SIGNATURES[op]: row}}}
+    about = {
+        "opforge_proof": PROOF_FORMAT,
+        "suites": [],
+        "operators": {kernel.primary: {SIGNATURES.get(op, "float32"): row}},
+    }
     proof_path(file).write_text(json.dumps(sign_proof(load_or_create_key(), {**proof, **about})))
     return root
 
@@ -90,15 +104,20 @@ def enabled(root: Path, op: str, *, native: bool) -> Iterator[None]:
 
 
 def ways(op: str, root: Path) -> dict[str, Way]:
-    cpp = CPP.replace("SCHEMA", f'"{SCHEMAS[op]}"').replace("&OP", f"&{op}")
-    unproven = write(root / "unproven", op, PYTHON[op], ".py", NOT_PROVEN)
-    python = write(root / "python", op, PYTHON[op], ".py", PROVEN)
-    native = write(root / "cpp", op, cpp, ".cpp", PROVEN)
-    return {
+    never_called = f"def {op}_kernel_impl(*_args, **_kwargs):\n    raise NotImplementedError\n"
+    unproven = write(root / "unproven", op, never_called, ".py", NOT_PROVEN)
+    passed_on: dict[str, Way] = {
         "ATen": nullcontext,
         "ATen again": nullcontext,
         "passed on, native": partial(enabled, unproven, op, native=True),
         "passed on, through Python": partial(enabled, unproven, op, native=False),
+    }
+    if op not in SCHEMAS:
+        return passed_on
+    cpp = CPP.replace("SCHEMA", f'"{SCHEMAS[op]}"').replace("&OP", f"&{op}")
+    python = write(root / "python", op, PYTHON[op], ".py", PROVEN)
+    native = write(root / "cpp", op, cpp, ".cpp", PROVEN)
+    return passed_on | {
         "C++ kernel, native": partial(enabled, native, op, native=True),
         "C++ kernel, through Python": partial(enabled, native, op, native=False),
         "Python kernel, native": partial(enabled, python, op, native=True),
@@ -129,7 +148,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"{device_name('cpu')}, torch {torch.__version__}; medians over {given.rounds} rounds of {given.calls} calls")
     for op, function in CALLED.items():
-        tensors = [torch.randn(16, 16) for _ in SIGNATURES[op].split(",")]
+        tensors = [torch.randn(16, 16) for _ in SIGNATURES.get(op, "float32").split(",")]
         with tempfile.TemporaryDirectory() as folder:
             times = measure(partial(function, *tensors), ways(op, Path(folder)), given.rounds, given.calls)
         aten = times["ATen"]

@@ -15,6 +15,7 @@
 #include <ATen/ops/amax_ops.h>
 #include <ATen/ops/baddbmm_ops.h>
 #include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/clamp_ops.h>
 #include <ATen/ops/div_ops.h>
 #include <ATen/ops/embedding_ops.h>
 #include <ATen/ops/eq_ops.h>
@@ -47,8 +48,8 @@
   _(relu) _(gelu) _(silu) _(sigmoid) _(tanh) _(exp) _(neg) _(abs) _(rsqrt) _(add_Tensor) _(sub_Tensor) \
   _(mul_Tensor) _(div_Tensor) _(pow_Tensor_Scalar) _(maximum) _(minimum) _(where_self) _(eq_Tensor) _(mm) \
   _(bmm) _(addmm) _(baddbmm) _(_softmax) _(_log_softmax) _(native_layer_norm) _(sum_dim_IntList) _(mean_dim) \
-  _(amax) _(embedding) _(gather) _(index_select) _(masked_fill_Scalar) _(threshold_backward) _(gelu_backward) \
-  _(silu_backward) _(_softmax_backward_data)
+  _(amax) _(embedding) _(gather) _(index_select) _(clamp) _(masked_fill_Scalar) _(threshold_backward) \
+  _(gelu_backward) _(silu_backward) _(_softmax_backward_data)
 
 namespace opforge {
 
@@ -60,7 +61,9 @@ struct Typed<Op, Return(Args...)> {
   static inline std::atomic<Slot*> on_cpu{nullptr}, on_cuda{nullptr};
 
   static Return call(c10::DispatchKeySet keys, Args... args) {
-    Slot* slot = (keys.has_backend(c10::BackendComponent::CUDABit) ? on_cuda : on_cpu).load(std::memory_order_acquire);
+    const bool cuda = keys.has_backend(c10::BackendComponent::CUDABit);
+    const Slot* slot = (cuda ? on_cuda : on_cpu).load(std::memory_order_acquire);
+    if (slot == nullptr) slot = (cuda ? on_cpu : on_cuda).load(std::memory_order_acquire);  // keys of a direct call
     return slot->template call_typed<Return, Args...>(keys, std::forward<Args>(args)...);
   }
 
