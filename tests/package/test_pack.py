@@ -124,7 +124,7 @@ def test_the_package_is_readable_and_says_what_is_proven(packed):
         names = archive.namelist()
     assert "my_backend/kernels/relu/helper.py" in names
     assert "my_backend/kernels/relu/relu_implementation_1.proof.json" in names
-    assert "my_backend/_runtime/dispatch.py" in names
+    assert {"my_backend/_runtime/dispatch.py", "my_backend/_runtime/native/csrc/slot.h"} <= set(names)
     readme = (out / "my_backend" / "README.md").read_text()
     assert "OPFORGE_BACKEND=my_backend python your_script.py" in readme
     assert "| nothing: there is no proof |" in readme
