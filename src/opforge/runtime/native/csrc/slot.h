@@ -54,9 +54,11 @@ class Slot {
 
   // Saves the present kernel and takes its place. The caller holds the lock of Python's side.
   void install(c10::KernelFunction function, const std::string& name) {
-    decide_ = python("decide_" + name);
-    answer_ = python("answer_" + name);
-    run_ = python("run_" + name);
+    if (run_ == nullptr) {  // once: a call from before may still read them
+      decide_ = python("decide_" + name);
+      answer_ = python("answer_" + name);
+      run_ = python("run_" + name);
+    }
     // Never freed: a call may be in it.
     original_.store(new c10::SafeKernelFunction(op_.getComputedKernelForDispatchKey(key_)), std::memory_order_release);
     registration_.emplace(c10::Dispatcher::singleton().registerImpl(
