@@ -138,6 +138,24 @@ def test_what_is_remembered_is_not_asked_for_again(kernels, monkeypatch, path):
     assert len(asked) == (4 if path == "Python" else 0)
 
 
+def test_aten_answers_under_autocast_when_a_kernel_has_declined(kernels):
+    """The kernel is below autocast. ATen's own code calls matmul, to which autocast applies."""
+    root = kernels({"_cdist_forward": "def _cdist_forward_kernel_impl(*_):\n    raise NotImplementedError('no')\n"})
+    row = {**EVERYWHERE, "arguments": {"p": {"float": [2, 2]}, "compute_mode": {"int": [1, 1]}}}
+    prove(root, "_cdist_forward", {"_cdist_forward.default": {"float32,float32": row}})
+    x = torch.ones(4, 4)
+
+    def call():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.ops.aten._cdist_forward.default(x, x, 2.0, 1).dtype
+
+    expected = call()
+    with opforge.enabled(root, device="cpu") as made:
+        assert [call(), call()] == [expected] * 2
+        counts = made.counters()["_cdist_forward.default"]
+    assert (counts["served"], counts["aten"]) == (0, {"declined: NotImplementedError: no": 2})
+
+
 def test_with_more_geometries_than_are_cached_all_is_answered_as_before(kernels, monkeypatch):
     monkeypatch.setattr(fast_path, "MAX_GEOMETRIES", 3)
     root = kernels({"relu": RELU})

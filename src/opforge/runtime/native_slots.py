@@ -22,6 +22,7 @@ from .aten_kernels import NUMBER_TYPES
 from .dispatch import InstalledKernel, OperatorSlot
 from .native.binding import PASS, RUN, SERVE, NativeLibrary
 from .operator_schema import OperatorSchema, dispatcher_name
+from .fast_path import below_autocast
 from .results import check_result_types
 
 _OUTCOME_BITS = 8
@@ -181,7 +182,7 @@ class _PythonPart:
             self.slot.inside.now = False
             return self.slot.answer(args, kwargs, None)
         try:
-            result = outcome.kernel.function(needs_grad=outcome.needs_grad)(*args, **kwargs)
+            result = below_autocast(outcome.kernel.function(needs_grad=outcome.needs_grad))(*args, **kwargs)
             if result.__class__ is not torch.Tensor or not self._returns_tensor:
                 self._check(result)
         except Exception as error:  # noqa: BLE001  # kernels raise anything

@@ -189,8 +189,7 @@ class Slot {
         return original_.load(std::memory_order_acquire)->callBoxed(op_, keys, stack);
       case kServe:
         return serve(*outcome.kernel, thread, stack) ? void() : to_python(*answer_, keys, stack, code);
-      case kRun: {
-        const c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
+      case kRun: {  // Python turns autocast off for the kernel alone: ATen may have to answer after it
         const InsideKernel inside(thread);
         return to_python(*run_, keys, stack, code);
       }
