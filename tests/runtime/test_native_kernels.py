@@ -33,12 +33,24 @@ static at::Tensor relu(const at::Tensor& self) {
 TORCH_LIBRARY(OPFORGE_NAMESPACE, m) { m.def("relu(Tensor self) -> Tensor", &relu); }
 """
 
+NEG = """
+#include <ATen/core/Tensor.h>
+#include <ATen/core/List.h>
+#include <torch/library.h>
+
+static std::vector<at::Tensor> neg(at::TensorList self) { return {self[0], at::Tensor()}; }
+
+TORCH_LIBRARY(OPFORGE_NAMESPACE, m) { m.def("_foreach_neg(Tensor[] self) -> Tensor[]", &neg); }
+"""
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """Return a folder with a kernel in C++ and one in Python; a library can be loaded only once in a process."""
     root = tmp_path_factory.mktemp("cpp")
     cpp.write(root / "relu", RELU, "relu_implementation_41.cpp")
+    cpp.write(root / "_foreach_neg", NEG, "_foreach_neg_implementation_42.cpp")
+    prove(root, "_foreach_neg", {"_foreach_neg.default": {"[float32]*2": ROW}}, number=42, suffix=".cpp")
     (root / "add").mkdir()
     (root / "add" / "add_implementation_1.py").write_text(ADD.replace("MARK", "5000"))
     prove(root, "relu", {"relu.default": {"float32": ROW}}, number=41, suffix=".cpp")
@@ -134,6 +146,14 @@ def test_one_that_declines_fails_or_returns_no_tensor(root):
         pytest.warns(enabling.KernelWarning, match="not a tensor"),
     ):
         assert torch.equal(torch.relu(torch.ones(7)), torch.ones(7))
+
+
+def test_one_that_returns_a_list_with_no_tensor_in_it(root):
+    with opforge.enabled(root, device="cpu", ops=["_foreach_neg"]) as made:
+        with pytest.warns(enabling.KernelWarning, match="not a list of tensors"):
+            result = torch._foreach_neg([torch.ones(2), torch.ones(2)])
+        assert [tensor.tolist() for tensor in result] == [[-1, -1], [-1, -1]]
+        assert made.counters()["_foreach_neg.default"]["served"] == 0
 
 
 def test_with_policy_all_results_are_checked_in_python(root, no_python):

@@ -101,9 +101,10 @@ class Geometry {
   bool add(std::string_view text) { return add_text(text); }
 
   bool add(const c10::Scalar& number) {
+    if (number.isSymbolic()) return false;  // first: reading its value would fix it
     if (number.isFloatingPoint()) return add(number.toDouble());
     if (number.isBoolean()) return add(number.toBool());
-    return number.type() == c10::ScalarType::Long && !number.isSymbolic() && add(number.toLong());
+    return number.type() == c10::ScalarType::Long && add(number.toLong());
   }
 
   template <class Item>

@@ -9,6 +9,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
+
 #define OPFORGE_QUOTED(text) #text
 #define OPFORGE_STRING(text) OPFORGE_QUOTED(text)
 
@@ -88,7 +90,7 @@ class Slot {
 
   void call(c10::DispatchKeySet keys, c10::Stack* stack) const {
     Thread* thread = this_thread();
-    if (thread->inside == 0 && table_.load(std::memory_order_relaxed) != nullptr) {
+    if (thread->inside == 0 && table_.load(std::memory_order_acquire) != nullptr) {  // then answer_ is set too
       Geometry geometry;
       if (!geometry.describe(stack->data() + stack->size() - arguments_, arguments_)) {
         return to_python(*answer_, keys, stack, -1);
@@ -241,6 +243,11 @@ class Slot {
     }
   }
 
+  static bool has_all_tensors(c10::ArrayRef<c10::IValue> items) {
+    return std::all_of(items.begin(), items.end(),
+                       [](const c10::IValue& item) { return !item.isTensor() || item.toTensor().defined(); });
+  }
+
   bool has_results(const c10::Stack& stack, size_t end) const {
     if (stack.size() != end + returns_) return false;
     for (size_t i = 0; i < returns_; ++i) {
@@ -249,7 +256,7 @@ class Slot {
       if (kind == c10::TypeKind::TensorType && !(value.isTensor() && (masked_ || value.toTensor().defined()))) {
         return false;
       }
-      if (kind == c10::TypeKind::ListType && !value.isList()) return false;
+      if (kind == c10::TypeKind::ListType && !(value.isList() && has_all_tensors(value.toListRef()))) return false;
     }
     return true;
   }

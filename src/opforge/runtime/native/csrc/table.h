@@ -35,7 +35,8 @@ struct Rules {
   const int64_t generation;
   size_t size = 0;
   std::array<Outcome, kMaxOutcomes> outcomes;
-  struct alignas(64) Stripe { std::array<std::atomic<uint64_t>, kMaxOutcomes> counts{}; };
+  // Not aligned: glibc before 2.38 seldom uses freed aligned memory again, and rules are replaced often.
+  struct Stripe { std::array<std::atomic<uint64_t>, kMaxOutcomes> counts{}; };
   std::array<Stripe, kStripes> stripes;
 
   uint64_t total(size_t outcome) const {
