@@ -27,7 +27,7 @@ def enabled_once(kernels, monkeypatch):
 
     def enable():
         monkeypatch.setattr(binding, "_loaded", [])
-        monkeypatch.setattr(enabling, "_said", set())
+        monkeypatch.setattr(enabling, "_warnings_given", set())
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             for _ in range(2):

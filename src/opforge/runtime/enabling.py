@@ -125,10 +125,10 @@ class Enabled:
 
     def counters(self) -> dict[str, dict[str, Any]]:
         """Return each operator's kernel, its calls served, and its calls passed on, by reason."""
-        with INSTALL_LOCK:
-            key = dispatch_key(self.device)
-            for op in self._kernels if self._on else ():
-                _slots[op, key].collect_counts()
+        key = dispatch_key(self.device)
+        for op in self._kernels:
+            if (slot := _slots.get((op, key))) is not None:  # without the lock, which an installation holds for long
+                slot.collect_counts()
         return {
             op: {"kernel": s.name, "served": s.counts.served, "aten": dict(s.counts.aten)}
             for op, s in self._kernels.items()
@@ -173,7 +173,7 @@ It demands results that have not passed through Python.
 """
 _slots: dict[tuple[str, str], OperatorSlot] = {}
 _enabled: list[Enabled] = []
-_said: set[str] = set()
+_warnings_given: set[str] = set()
 """Warnings about the native runtime. Each is given once."""
 
 
@@ -252,8 +252,10 @@ def _new_slot(op: OperatorSchema, key: str) -> OperatorSlot:
 
     All slots of a process are of one kind, because each kind marks threads inside kernels its own way.
     """
-    others = list(_slots.values())
-    library = None if others and isinstance(others[0], PythonSlot) else _native_library()
+    other = next(iter(_slots.values()), None)
+    if isinstance(other, PythonSlot):
+        return PythonSlot(op, key)
+    library = _native_library() if other is None else binding.load()
     return PythonSlot(op, key) if library is None else NativeSlot(op, key, library)
 
 
@@ -264,8 +266,8 @@ def _native_library() -> NativeLibrary | None:
     try:
         return binding.load()
     except NativeError as error:
-        if str(error) not in _said:
-            _said.add(str(error))
+        if str(error) not in _warnings_given:
+            _warnings_given.add(str(error))
             warnings.warn(
                 f"kernels are called through Python, which is slower: {error}; {NATIVE_VARIABLE}=0 is for no warning",
                 KernelWarning,
