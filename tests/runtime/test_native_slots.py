@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
+import time
 import warnings
 
 import pytest
@@ -11,7 +14,8 @@ import torch
 
 import opforge
 from opforge.runtime import enabling, native_slots
-from opforge.runtime.native.binding import load
+from opforge.runtime.dispatch import INSTALL_LOCK
+from opforge.runtime.native.binding import Slot, load
 from opforge.runtime.native.building import NAMESPACE
 from opforge.runtime.native_slots import NativeSlot
 from opforge.runtime.operator_schema import schema_of
@@ -374,20 +378,159 @@ def test_a_forked_child_goes_on_and_its_counts_are_its_own(proven):
     busy = threading.Thread(target=lambda: [torch.relu(torch.ones(4)) for _ in iter(lambda: not stop.is_set(), False)])
     with opforge.enabled(proven, device="cpu", ops=["relu"]) as made:
         busy.start()
+
+        def right():
+            served = [marked(torch.relu(torch.ones(size))) for size in (4, 5, 6, 64)]
+            made.disable()
+            return [*served, marked(torch.relu(torch.ones(4)))] == [True, True, True, False, False]
+
         for _ in range(10):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork()
-            if pid == 0:
-                try:
-                    right = all(marked(torch.relu(torch.ones(size))) is (size <= 16) for size in (4, 5, 6, 64))
-                    made.disable()
-                    os._exit(0 if right and not marked(torch.relu(torch.ones(4))) else 1)
-                finally:
-                    os._exit(2)
-            assert os.waitpid(pid, 0)[1] == 0
+            assert holds_in_fork(right)
         stop.set()
         busy.join()
+
+
+def test_a_child_forked_while_kernels_are_changed_decides_as_before(proven, slot_of, monkeypatch):
+    """A thread has replaced the outcomes in C++, and not yet their numbers in Python."""
+    replace, replaced = Slot.set_rules, threading.Event()
+
+    def replace_slowly(*given):
+        counts = replace(*given)
+        replaced.set()
+        time.sleep(0.5)
+        return counts
+
+    def right():
+        return marked(torch.relu(torch.ones(4, requires_grad=True))) and not marked(torch.relu(torch.ones(64)))
+
+    with opforge.enabled(proven, device="cpu", ops=["relu"]):
+        torch.relu(torch.ones(64))
+        slot = slot_of("relu.default")
+        with monkeypatch.context() as patch:
+            patch.setattr(Slot, "set_rules", replace_slowly)
+            change = threading.Thread(target=lambda: setattr(slot, "kernels", slot.kernels))
+            change.start()
+            replaced.wait()
+            assert holds_in_fork(right)
+            change.join()
+
+
+def test_operators_may_be_called_while_an_outcome_is_added(proven, monkeypatch):
+    """Finalisers and signal handlers call them at any time, in the thread that adds the outcome."""
+    add = Slot.add_outcome
+    results = []
+
+    def add_after_a_call(slot, *given):
+        monkeypatch.setattr(Slot, "add_outcome", add)
+        results.append(marked(torch.relu(torch.ones(3))))
+        return add(slot, *given)
+
+    with opforge.enabled(proven, device="cpu", ops=["relu"]) as made:
+        monkeypatch.setattr(Slot, "add_outcome", add_after_a_call)
+        thread = threading.Thread(target=lambda: results.append(marked(torch.relu(torch.ones(4)))), daemon=True)
+        thread.start()
+        thread.join(60)
+        assert results == [True, True]
+        assert marked(torch.relu(torch.ones(4)))
+        assert made.counters()["relu.default"]["served"] == 3
+
+
+def test_counters_do_not_wait_for_an_installation(proven):
+    """Installing may compile kernels, which takes minutes."""
+    with opforge.enabled(proven, device="cpu", ops=["relu"]) as made:
+        torch.relu(torch.ones(4))
+        rows = []
+        with INSTALL_LOCK:
+            thread = threading.Thread(target=lambda: rows.append(made.counters()["relu.default"]["served"]))
+            thread.start()
+            thread.join(20)
+            assert rows == [1]
+
+
+def test_slots_of_a_process_are_of_one_kind(proven, monkeypatch):
+    """Each kind marks threads inside kernels its own way, so kernels would run on each other."""
+    with opforge.enabled(proven, device="cpu", ops=["relu"]):
+        monkeypatch.setenv(enabling.NATIVE_VARIABLE, "0")
+        with opforge.enabled(proven, device="cpu", ops=["add"]):
+            assert {type(slot) for slot in enabling._slots.values()} == {NativeSlot}
+
+
+def test_a_slot_that_was_removed_leaves_the_next_one_alone():
+    """A call that began before may find afterwards that its kernel failed, and remove it from the old slot."""
+    old = NativeSlot(schema_of("relu.default"), "CPU", load())
+    old.restore()
+    new = NativeSlot(schema_of("relu.default"), "CPU", load())
+    try:
+        new.kernels = (_nothing_is_for_it(new.op),)
+        old.kernels = ()
+        torch.relu(torch.ones(4))
+        new.collect_counts()
+        assert new.kernels[0].counts.aten == {"dtypes not proven": 1}
+    finally:
+        new.kernels = ()
+        new.restore()
+
+
+AT_EXIT = """
+import atexit, sys
+
+def call():
+    sizes = (4, 5, 64, 65)
+    print([torch.relu(torch.ones(size)).max().item() for size in sizes], made.counters()["relu.default"]["served"])
+
+atexit.register(call)  # before torch has registered what it does at exit, so it is called after that
+import torch, opforge
+made = opforge.enable(sys.argv[1], device="cpu", ops=["relu"])
+assert torch.relu(torch.ones(4)).max().item() == 1001
+torch.relu(torch.ones(64))
+"""
+
+
+def test_operators_work_until_the_end_of_the_process(proven):
+    command = [sys.executable, "-c", AT_EXIT, str(proven)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[1.0, 1.0, 1.0, 1.0] 1\n", "")
+
+
+def test_memory_does_not_grow_with_kernels_that_come_and_go():
+    """A slot of one operator, with an outcome that is used, in a process whose memory is in many pieces."""
+    slot = NativeSlot(schema_of("relu.default"), "CPU", load())
+    kernel = _nothing_is_for_it(slot.op)
+
+    def cycle(times):
+        for _ in range(times):
+            slot.kernels = (kernel,)
+            torch.relu(torch.ones(4))
+            slot.kernels = ()
+            slot.restore()
+            slot._native.install(slot._python.name)
+
+    try:
+        cycle(300)
+        before = resident_bytes()
+        cycle(600)
+        assert (resident_bytes() - before) / 600 < 2048
+    finally:
+        slot.kernels = ()
+        slot.restore()
+
+
+def resident_bytes():
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def holds_in_fork(check):
+    """Return whether a forked child finds that a check holds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(0 if check() else 1)
+        finally:
+            os._exit(2)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def test_with_more_geometries_than_there_is_room_for_answers_are_the_same(proven, slot_of):

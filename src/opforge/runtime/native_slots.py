@@ -12,24 +12,34 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+import weakref
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from .aten_kernels import NUMBER_TYPES
 from .dispatch import InstalledKernel, OperatorSlot
+from .fast_path import below_autocast
 from .native.binding import PASS, RUN, SERVE, NativeLibrary
 from .operator_schema import OperatorSchema, dispatcher_name
-from .fast_path import below_autocast
 from .results import check_result_types
 
 _OUTCOME_BITS = 8
 _ANSWER_IN_PYTHON = -1
 _KEPT_GENERATIONS = 4
 """Generations of outcomes that are kept, for calls that were decided before kernels were changed."""
-_generations = itertools.count(1)
+_generation_numbers = itertools.count(1)
+_lock = threading.RLock()
+"""Held while outcomes are added, counted or replaced.
+
+Finalisers and signal handlers may call operators meanwhile, so a thread may take it twice.
+"""
+os.register_at_fork(  # a forked child has no half of a change that another thread was making
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,25 @@ class Outcome:
             self.kernel.counts.served += times
 
 
-class _InsideMark:
+@dataclass(slots=True, eq=False)
+class _Generation:
+    """The outcomes that are possible with some kernels."""
+
+    number: int
+    kernels: tuple[InstalledKernel, ...]
+    numbers: dict[Outcome, int] = field(default_factory=dict)
+    _collected: Counter[int] = field(default_factory=Counter)
+    """Counts that have been added to the kernels' counts."""
+
+    def add_counts(self, counts: Sequence[int]) -> None:
+        """Add to the kernels' counts what has come since the last time."""
+        for outcome, number in list(self.numbers.items()):
+            if number < len(counts):
+                before, self._collected[number] = self._collected[number], counts[number]
+                outcome.count(counts[number] - before)
+
+
+class _NativeMark:
     """Whether this thread is inside a kernel. C++ looks at it before it calls Python."""
 
     def __init__(self, library: NativeLibrary) -> None:
@@ -70,43 +98,36 @@ class NativeSlot(OperatorSlot):
 
     def __init__(self, op: OperatorSchema, key: str, library: NativeLibrary) -> None:
         super().__init__(op, key)
-        self.inside = _InsideMark(library)
-        self.lock = threading.Lock()
-        self._rules: tuple[int, tuple[InstalledKernel, ...]] = (0, ())
-        """Number of the present generation of outcomes, and its kernels."""
-        self._numbers: dict[Outcome, int] = {}
-        self._collected: list[int] = []
-        """Counts of the present generation that have been added to the kernels' counts."""
+        self.inside = _NativeMark(library)
+        self._generation = _Generation(0, ())
         self._native = library.slot(f"aten::{dispatcher_name(op.name)}", key)
         self._python = _python_part(self, op, key, library)
         self._native.install(self._python.name)
 
     def _use(self, servers: tuple[InstalledKernel, ...]) -> None:
-        with self.lock:
-            generation = next(_generations)
-            self._rules = (generation, servers)
-            self._add_counts(self._native.set_rules(generation if servers else -1))
-            self._numbers, self._collected = {}, []
-            self._python.begin(generation)
+        with _lock:
+            old, new = self._generation, _Generation(next(_generation_numbers), servers)
+            self._generation = new
+            if self._python.slot is self:  # no newer slot of this operator has taken over
+                old.add_counts(self._native.set_rules(new.number if servers else -1))
+                self._python.begin(new.number)
 
     def restore(self) -> None:
         self._native.remove()
 
-    def collect_counts(self) -> None:
-        with self.lock:
-            self._add_counts(self._native.counts())
+    def switch_off(self) -> None:
+        """Let all calls go to ATen, because Python's part is about to end."""
+        self._use(())
 
-    def _add_counts(self, counts: list[int]) -> None:
-        collected = [*self._collected, *[0] * (len(counts) - len(self._collected))]
-        for outcome, number in self._numbers.items():
-            outcome.count(counts[number] - collected[number])
-        self._collected = counts
+    def collect_counts(self) -> None:
+        with _lock:
+            self._generation.add_counts(self._native.counts())
 
     def decide(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         """Return the code of the outcome for calls with this geometry: generation and number."""
-        generation, kernels = self._rules
+        generation = self._generation
         passed: list[tuple[InstalledKernel, str]] = []
-        for kernel in kernels:
+        for kernel in generation.kernels:
             if reason := kernel.why_not(args, kwargs):
                 passed.append((kernel, reason))
             elif _can_be_passed(self.op, kernel, args, kwargs):
@@ -115,19 +136,18 @@ class NativeSlot(OperatorSlot):
                 return self._code(generation, Outcome(RUN, tuple(passed), kernel, kernel.needs_grad(args, kwargs)))
         return self._code(generation, Outcome(PASS, tuple(passed)))
 
-    def _code(self, generation: int, outcome: Outcome) -> int:
-        with self.lock:
-            if generation != self._rules[0]:  # kernels were changed meanwhile
-                return _ANSWER_IN_PYTHON
-            number = self._numbers.get(outcome)
+    def _code(self, generation: _Generation, outcome: Outcome) -> int:
+        with _lock:
+            number = generation.numbers.get(outcome)
             if number is None:
                 operator = outcome.kernel.proven_operator if outcome.kernel and outcome.action == SERVE else None
-                number = self._native.add_outcome(generation, outcome.action, operator.name() if operator else "")
-                if number is None:
+                name = operator.name() if operator else ""
+                added = self._native.add_outcome(generation.number, outcome.action, name)
+                if added is None:  # kernels were changed meanwhile, or there are too many outcomes
                     return _ANSWER_IN_PYTHON
-                self._numbers[outcome] = number
-                self._python.outcomes[generation << _OUTCOME_BITS | number] = outcome
-            return generation << _OUTCOME_BITS | number
+                self._python.outcomes[generation.number << _OUTCOME_BITS | added] = outcome
+                number = generation.numbers.setdefault(outcome, added)
+            return generation.number << _OUTCOME_BITS | number
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any], counted: Outcome | None) -> Any:
         """Answer a call on the slow path. ``counted`` is its outcome if C++ has tried a kernel, which failed."""
@@ -162,6 +182,10 @@ class _PythonPart:
             ("run", f"({with_code}) -> {returns}", self._run),
         ):
             library.define(f"{name}_{self.name}", schema, function, key)
+        weakref.finalize(library, self._end)  # at exit, before torch removes these operators
+
+    def _end(self) -> None:
+        self.slot.switch_off()
 
     def begin(self, generation: int) -> None:
         """Begin a generation of outcomes; forget old ones."""
@@ -199,15 +223,6 @@ def _python_part(slot: NativeSlot, op: OperatorSchema, key: str, library: Native
         part = _python_parts[op.name, key] = _PythonPart(slot, op, key, library)
     part.slot = slot
     return part
-
-
-def _renew_locks() -> None:
-    """Replace locks in a forked child, which lacks the threads that may have held them."""
-    for part in _python_parts.values():
-        part.slot.lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _can_be_passed(
