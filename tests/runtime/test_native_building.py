@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,6 +102,42 @@ def test_a_library_of_another_torch_is_not_used(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.99.0+cpu")
     with pytest.raises(building.NativeError, match=r"was built for torch 2\.\d+\.\d+, and this is 2\.99\.0"):
         binding.NativeLibrary(path)
+
+
+def test_a_nightly_build_of_torch_fits_the_version_in_its_headers(monkeypatch):
+    """Headers have no suffix. The file's name has the commit of torch, so another night's library is not taken."""
+    library, path, numbers = binding.load(), building.build(), torch.__version__.partition("+")[0]
+    for suffix in (".dev20261101+cpu", "a0+gitcf30153", "rc1"):
+        monkeypatch.setattr(torch, "__version__", numbers + suffix)
+        library._check_fit(path)
+
+
+def test_a_cache_that_cannot_be_reached_is_a_reason_to_go_through_python(enabled_once, monkeypatch, tmp_path):
+    monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / ("long" * 100)))
+    (said,) = enabled_once()
+    assert "cannot be used (File name too long); set OPFORGE_CACHE to a folder of yours" in said
+
+
+def test_without_a_home_the_cache_must_be_named(monkeypatch):
+    for variable in ("OPFORGE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(Path, "home", _no_home)
+    with pytest.raises(building.NativeError, match="no home folder; set OPFORGE_CACHE"):
+        building.build()
+
+
+def _no_home():
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_a_compiler_without_a_version_is_tried(enabled_once, monkeypatch, tmp_path):
+    monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
+    silent = tmp_path / "c++"
+    silent.write_text("#!/bin/sh\n")
+    silent.chmod(0o755)
+    monkeypatch.setenv("CXX", str(silent))
+    (said,) = enabled_once()
+    assert "its self-test failed" in said
 
 
 def test_it_can_be_switched_off(enabled_once, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,12 +84,13 @@ class NativeLibrary:
         return Slot(self, handle)
 
     def _check_fit(self, path: Path) -> None:
-        made_for = self._library.opforge_torch_version().decode()
+        built_for = self._library.opforge_torch_version().decode()
         if (abi := self._library.opforge_abi()) != ABI:
             raise NativeError(f"{path} has functions of version {abi}, not {ABI}; delete it to build it again")
-        if made_for != torch.__version__.partition("+")[0]:
+        numbers = re.match(r"\d+\.\d+\.\d+", torch.__version__)  # headers have no suffix such as .dev20261101
+        if numbers is None or built_for != numbers[0]:
             raise NativeError(
-                f"{path} was built for torch {made_for}, and this is {torch.__version__}; delete it to build it again"
+                f"{path} was built for torch {built_for}, and this is {torch.__version__}; delete it to build it again"
             )
         facts = (ctypes.c_int64 * 32)()
         layout = tuple(facts[: self._library.opforge_layout(facts, len(facts))])

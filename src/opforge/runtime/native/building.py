@@ -53,9 +53,9 @@ def build() -> Path:
     recipe = _recipe()
     folder = cache_folder()
     library, failure = folder / f"runtime-{recipe.key}.so", folder / f"runtime-{recipe.key}.failed"
-    if library.is_file():
-        return library
     try:
+        if library.is_file():
+            return library
         with _lock(folder / f"runtime-{recipe.key}.lock"):
             if failure.is_file():
                 raise NativeError(f"{failure.read_text(encoding='utf-8')}; delete {failure} to try again")
@@ -63,7 +63,7 @@ def build() -> Path:
                 _build(recipe, library, failure)
     except OSError as error:
         raise NativeError(
-            f"{folder} cannot be written ({error.strerror}); set OPFORGE_CACHE to a folder of yours"
+            f"{folder} cannot be used ({error.strerror}); set OPFORGE_CACHE to a folder of yours"
         ) from None
     return library
 
@@ -73,7 +73,10 @@ def cache_folder() -> Path:
     if own := os.environ.get("OPFORGE_CACHE"):
         return Path(own) / "native"
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "opforge" / "native"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "opforge" / "native"
+    except RuntimeError:
+        raise NativeError("this user has no home folder; set OPFORGE_CACHE to a folder of yours") from None
 
 
 def _recipe() -> _Build:
@@ -84,7 +87,7 @@ def _recipe() -> _Build:
     flags = ("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-plt")
     command = (compiler, *flags, *macros, "-isystem", str(root / "include"))
     libraries = (f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10")
-    version = _run([compiler, "--version"], "the compiler").splitlines()[0]
+    version = _run([compiler, "--version"], "the compiler").partition("\n")[0]
     facts = (platform.machine(), version, torch.__version__, torch.version.git_version, command, libraries)
     hasher = hashlib.sha256(json.dumps(facts).encode())
     for path in sorted(SOURCES.iterdir()):
