@@ -106,35 +106,35 @@ def _compiler() -> str:
 
 def _build(recipe: _Build, library: Path, failure: Path) -> None:
     if sys.stderr.isatty():
-        print("opforge: building the native runtime, once for this torch; it takes seconds", file=sys.stderr)  # noqa: T201
+        print("opforge: building the native runtime, once for this torch", file=sys.stderr)  # noqa: T201
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".runtime-") as work:
-        made = Path(work) / library.name
-        command = [*recipe.command, str(SOURCES / "runtime.cpp"), "-o", str(made), *recipe.libraries]
+        built = Path(work) / library.name
+        command = [*recipe.command, str(SOURCES / "runtime.cpp"), "-o", str(built), *recipe.libraries]
         binding = f"{__package__}.binding"
         try:
             _run(command, "building the native runtime")
-            _run([sys.executable, "-c", _SELF_TEST, json.dumps(sys.path), binding, str(made)], "its self-test")
+            _run([sys.executable, "-c", _SELF_TEST, json.dumps(sys.path), binding, str(built)], "its self-test")
         except NativeError as error:
             failure.write_text(str(error), encoding="utf-8")
             raise
-        made.replace(library)
+        built.replace(library)
 
 
-def _run(command: list[str], what: str) -> str:
+def _run(command: list[str], step: str) -> str:
     """Run a command and return its output; a failure's first error is in the message."""
     environment = {name: value for name, value in os.environ.items() if name != "OPFORGE_BACKEND"}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False, env=environment
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativeError(f"{what} failed: {error}") from None
-    if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise NativeError(f"{step} failed: {error}") from None
+    if process.returncode:
+        lines = [line.strip() for line in process.stderr.splitlines() if line.strip()]
         errors = [line for line in lines if "error" in line.lower()]
         cause = errors[0] if errors and command[0] != sys.executable else lines[-1] if lines else "no output"
-        raise NativeError(f"{what} failed with exit status {done.returncode}: {cause[:300]}")
-    return done.stdout
+        raise NativeError(f"{step} failed with exit status {process.returncode}: {cause[:300]}")
+    return process.stdout
 
 
 @contextlib.contextmanager

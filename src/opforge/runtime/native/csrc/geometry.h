@@ -128,9 +128,9 @@ class Geometry {
 
   bool add_text(std::string_view text) {
     add_pair(kString, uint64_t{text.size()});
-    for (size_t at = 0; at < text.size(); at += sizeof(uint64_t)) {
+    for (size_t offset = 0; offset < text.size(); offset += sizeof(uint64_t)) {
       uint64_t word = 0;
-      std::memcpy(&word, text.data() + at, std::min(sizeof(word), text.size() - at));
+      std::memcpy(&word, text.data() + offset, std::min(sizeof(word), text.size() - offset));
       add_word(word);
     }
     return true;

@@ -63,14 +63,14 @@ OPFORGE_API const char* opforge_error() { return error_text().c_str(); }
 OPFORGE_API const char* opforge_torch_version() { return TORCH_VERSION; }
 
 // Writes the layout facts that this library was compiled with; returns how many there are.
-OPFORGE_API int opforge_layout(int64_t* facts, int room) {
+OPFORGE_API int opforge_layout(int64_t* facts, int capacity) {
   const int64_t compiled[] = {
       sizeof(c10::TensorImpl), sizeof(c10::StorageImpl), sizeof(c10::IValue), sizeof(c10::KernelFunction),
       sizeof(c10::SafeKernelFunction), sizeof(c10::FunctionSchema), sizeof(c10::Argument),
       static_cast<int64_t>(c10::DispatchKey::CUDA), c10::num_runtime_entries,
       static_cast<int64_t>(c10::ScalarType::NumOptions)};
   const int count = std::size(compiled);
-  for (int i = 0; i < std::min(count, room); ++i) facts[i] = compiled[i];
+  for (int i = 0; i < std::min(count, capacity); ++i) facts[i] = compiled[i];
   return count;
 }
 

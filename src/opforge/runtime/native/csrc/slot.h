@@ -280,8 +280,8 @@ class Slots {
  public:
   Slot* find(const c10::OperatorHandle& op) const {
     const void* name = &op.operator_name();
-    for (size_t at = start(name);; at = (at + 1) % kSize) {
-      Slot* slot = slots_[at].load(std::memory_order_acquire);
+    for (size_t index = start(name);; index = (index + 1) % kSize) {
+      Slot* slot = slots_[index].load(std::memory_order_acquire);
       if (slot == nullptr || &slot->op().operator_name() == name) return slot;
     }
   }
@@ -290,10 +290,10 @@ class Slots {
   Slot* add(const c10::OperatorHandle& op, c10::DispatchKey key) {
     if (Slot* slot = find(op)) return slot;
     TORCH_CHECK(++count_ < kSize / 2, "more than ", kSize / 2, " operators are overridden");
-    size_t at = start(&op.operator_name());
-    while (slots_[at].load(std::memory_order_relaxed) != nullptr) at = (at + 1) % kSize;
+    size_t index = start(&op.operator_name());
+    while (slots_[index].load(std::memory_order_relaxed) != nullptr) index = (index + 1) % kSize;
     Slot* slot = new Slot(op, key);
-    slots_[at].store(slot, std::memory_order_release);
+    slots_[index].store(slot, std::memory_order_release);
     return slot;
   }
 

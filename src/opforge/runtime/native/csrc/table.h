@@ -62,7 +62,7 @@ struct Entry {
 struct Table {
   explicit Table(std::shared_ptr<Rules> its_rules) : rules(std::move(its_rules)) {}
   ~Table() {
-    for (auto& bucket : buckets) delete bucket.load(std::memory_order_relaxed);
+    for (auto& entry : buckets) delete entry.load(std::memory_order_relaxed);
   }
   const std::shared_ptr<Rules> rules;
   size_t size = 0, words = 0;
@@ -72,8 +72,8 @@ struct Table {
   const Entry* find(const Geometry& geometry) const {
     const Entry* entry = last.load(std::memory_order_acquire);
     if (entry != nullptr && entry->matches(geometry)) return entry;
-    for (size_t at = geometry.hash() % kBuckets;; at = (at + 1) % kBuckets) {
-      entry = buckets[at].load(std::memory_order_acquire);
+    for (size_t bucket = geometry.hash() % kBuckets;; bucket = (bucket + 1) % kBuckets) {
+      entry = buckets[bucket].load(std::memory_order_acquire);
       if (entry == nullptr) return nullptr;
       if (entry->matches(geometry)) {
         last.store(entry, std::memory_order_release);
@@ -84,9 +84,9 @@ struct Table {
 
   // Adds a geometry that is not there; the caller holds the writers' lock, and the table is not full.
   void add(const Geometry& geometry, uint8_t outcome) {
-    size_t at = geometry.hash() % kBuckets;
-    while (buckets[at].load(std::memory_order_relaxed) != nullptr) at = (at + 1) % kBuckets;
-    buckets[at].store(new Entry(geometry, outcome), std::memory_order_release);
+    size_t bucket = geometry.hash() % kBuckets;
+    while (buckets[bucket].load(std::memory_order_relaxed) != nullptr) bucket = (bucket + 1) % kBuckets;
+    buckets[bucket].store(new Entry(geometry, outcome), std::memory_order_release);
     ++size;
     words += geometry.count();
   }
@@ -133,12 +133,12 @@ inline Thread* new_thread() {
       return this_thread_ = old;
     }
   }
-  Thread* made = new Thread;
-  made->stripe = stripes.fetch_add(1) % kStripes;
-  made->next = all_threads().load();
-  while (!all_threads().compare_exchange_weak(made->next, made)) {
+  Thread* added = new Thread;
+  added->stripe = stripes.fetch_add(1) % kStripes;
+  added->next = all_threads().load();
+  while (!all_threads().compare_exchange_weak(added->next, added)) {
   }
-  return this_thread_ = made;
+  return this_thread_ = added;
 }
 
 inline Thread* this_thread() { return this_thread_ != nullptr ? this_thread_ : new_thread(); }
