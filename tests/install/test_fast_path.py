@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 import opforge
 from opforge.runtime import enabling, fast_path
+from opforge.runtime.dispatch import CallCounts
 from tests.install.proving import ADD, RELU, marked, prove
 
 
@@ -154,6 +156,26 @@ def test_aten_answers_under_autocast_when_a_kernel_has_declined(kernels):
         assert [call(), call()] == [expected] * 2
         counts = made.counters()["_cdist_forward.default"]
     assert (counts["served"], counts["aten"]) == (0, {"declined: NotImplementedError: no": 2})
+
+
+def test_a_thread_that_counts_in_the_middle_of_another_ones_first_count_is_counted():
+    """Threads switch where a function in Python begins, so no such function may be part of a count."""
+    counts, switches = CallCounts(kernel=None), []
+
+    def count_too(_frame, event, _argument):
+        if event == "call":
+            switches.append(event)
+            counts.aten["size"] += 1
+
+    def count_in_profile():
+        sys.setprofile(count_too)
+        counts.aten["size"] += 1
+        sys.setprofile(None)
+
+    thread = threading.Thread(target=count_in_profile)
+    thread.start()
+    thread.join()
+    assert counts.aten == {"size": 1 + len(switches)}
 
 
 def test_with_more_geometries_than_are_cached_all_is_answered_as_before(kernels, monkeypatch):

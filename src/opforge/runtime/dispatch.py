@@ -10,7 +10,7 @@ import functools
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -44,8 +44,11 @@ class CallCounts:
 
     kernel: InstalledKernel
     served: int = 0
-    aten: Counter[str] = field(default_factory=Counter)
-    """How often the kernel was skipped, by reason."""
+    aten: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """How often the kernel was skipped, by reason.
+
+    Not a Counter: its first count of a reason calls a function in Python, where threads may switch.
+    """
 
     def count_fallback(self, reason: str, times: int = 1) -> None:
         has_own_count = reason in self.aten or len(self.aten) < _MAX_REASONS

@@ -8,7 +8,7 @@ by one torch guard for the geometry and by comparing the other arguments.
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -236,7 +236,7 @@ class CallCountsLike(Protocol):
     """Counts of the calls to a kernel."""
 
     served: int
-    aten: Counter[str]
+    aten: defaultdict[str, int]
 
 
 def make_fast_path(  # noqa: PLR0915  # one function in three versions, for speed
