@@ -415,6 +415,15 @@ def test_a_child_forked_while_kernels_are_changed_decides_as_before(proven, slot
             change.join()
 
 
+def test_a_call_whose_outcome_is_forgotten_meanwhile_is_counted_once(proven, slot_of):
+    """A thread may wait for Python's lock while kernels are changed many times."""
+    with opforge.enabled(proven, device="cpu", ops=["relu"]) as made:
+        torch.relu(torch.ones(4))
+        slot_of("relu.default")._python.outcomes.clear()
+        assert marked(torch.relu(torch.ones(4)))
+        assert made.counters()["relu.default"]["served"] == 2
+
+
 def test_operators_may_be_called_while_an_outcome_is_added(proven, monkeypatch):
     """Finalisers and signal handlers call them at any time, in the thread that adds the outcome."""
     add = Slot.add_outcome

@@ -158,7 +158,6 @@ class NativeSlot(OperatorSlot):
     def failed(self, args: tuple[Any, ...], kwargs: dict[str, Any], outcome: Outcome, error: Exception) -> Any:
         """Answer a call on the slow path after a kernel in Python has raised."""
         self.inside.now = False
-        outcome.count(-1)
         return self._call(args, kwargs, error, outcome.kernel.counts if outcome.kernel else None)
 
 
@@ -200,7 +199,7 @@ class _PythonPart:
         return self.slot.answer(args, kwargs, self.outcomes.get(opforge_code))
 
     def _run(self, *args: Any, opforge_code: int, **kwargs: Any) -> Any:
-        """Run a kernel on a call that C++ has decided and counted."""
+        """Run a kernel on a call that C++ has decided, and count the call."""
         outcome = self.outcomes.get(opforge_code)
         if outcome is None or outcome.kernel is None:  # kernels have been changed several times since
             self.slot.inside.now = False
@@ -211,6 +210,7 @@ class _PythonPart:
                 self._check(result)
         except Exception as error:  # noqa: BLE001  # kernels raise anything
             return self.slot.failed(args, kwargs, outcome, error)
+        outcome.count(1)
         return result
 
 

@@ -143,7 +143,7 @@ class Slot {
     return new c10::SafeKernelFunction(op.getComputedKernelForDispatchKey(key_));
   }
 
-  // Looks up the outcome of a geometry, and counts the call if it is known.
+  // Looks up the outcome of a geometry, and counts the call if it is known. Python counts the calls that it answers.
   Known look_up(Thread* thread, const Geometry& geometry, Outcome& outcome, int64_t& code) const {
     const Look table(thread, table_);
     if (!table) return Known::kOff;
@@ -152,7 +152,9 @@ class Slot {
     Rules& rules = *table->rules;
     outcome = rules.outcomes[entry->outcome];
     code = rules.generation << kOutcomeBits | entry->outcome;
-    rules.stripes[thread->stripe].counts[entry->outcome].fetch_add(1, std::memory_order_relaxed);
+    if (outcome.action != kRun) {
+      rules.stripes[thread->stripe].counts[entry->outcome].fetch_add(1, std::memory_order_relaxed);
+    }
     return Known::kYes;
   }
 
