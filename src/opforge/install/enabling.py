@@ -17,10 +17,16 @@ from opforge.kernels.source import UNREADABLE
 from opforge.ops import table
 from opforge.runtime import RUNTIME_VERSION, enabling
 from opforge.runtime.enabling import POLICIES, Enabled, Source
+from opforge.runtime.learning import LEARN
 
 
 def enable(
-    source: str | Path, *, device: str | None = None, policy: str = "proven", ops: Sequence[str] | str | None = None
+    source: str | Path,
+    *,
+    device: str | None = None,
+    policy: str = "proven",
+    ops: Sequence[str] | str | None = None,
+    learn: str = "background",
 ) -> Enabled:
     """Replace ATen's kernels in this process by those of a directory or a registered backend.
 
@@ -28,6 +34,9 @@ def enable(
     slower), ``right`` (proven right, at any speed) or ``all``. ``ops`` limits the operators: a bare
     name means the whole packet. The returned object counts calls and lists refused operators.
     Its ``disable()``, or leaving it as a context manager, removes the kernels.
+
+    ``learn`` says when launch plans are made for Triton kernels on a GPU: in the ``background``, on
+    ``request`` (by the returned object's ``learn()``), or ``never``.
     """
     if policy not in POLICIES:
         raise OpforgeError(
@@ -35,7 +44,11 @@ def enable(
         )
     names = ops.split(",") if isinstance(ops, str) else ops
     wanted = None if names is None else {op.name for op in table().select(names)}
-    installed: Enabled = _runtime().enable(sources(_kernels(source)), device=device, policy=policy, ops=wanted)
+    if learn not in LEARN:
+        raise OpforgeError(f"learn={learn!r} is unknown; allowed: {', '.join(f'{k} ({w})' for k, w in LEARN.items())}")
+    installed: Enabled = _runtime().enable(
+        sources(_kernels(source)), device=device, policy=policy, ops=wanted, learn=learn
+    )
     return installed
 
 

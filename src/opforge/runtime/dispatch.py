@@ -19,6 +19,7 @@ import torch
 
 from .aten_kernels import aten_kernel, override
 from .fast_path import HAS_GUARDS, INSIDE_KERNEL, DecisionCache, below_autocast, make_fast_path
+from .learning import KernelPlans
 from .operator_schema import FUNCTIONAL, OperatorSchema, takes_any_number, tensor_positions, tensors_come_first
 from .proven_calls import ProvenCalls
 from .results import check_result_types
@@ -67,8 +68,10 @@ class InstalledKernel:
         *,
         required: bool = True,
         unadapted: bool,
+        learn: str = "never",
     ) -> None:
         self.name = name
+        self.plans = KernelPlans(learn)
         self.counts = CallCounts(self)
         self._op = op
         self._function = function
@@ -140,7 +143,7 @@ class OperatorSlot(ABC):
 
     def __init__(self, op: OperatorSchema, key: str) -> None:
         self.op = op
-        self._aten_kernel = aten_kernel(op, key)
+        self.aten_kernel = aten_kernel(op, key)
         self._kernels: tuple[InstalledKernel, ...] = ()
 
     @property
@@ -206,7 +209,7 @@ class OperatorSlot(ABC):
             server.counts.served += 1
             self._remove_failed(failures, f"{server.name} handles calls from now on")
             return result
-        result = self._aten_kernel(*args, **kwargs)
+        result = self.aten_kernel(*args, **kwargs)
         # If ATen raises too, the kernel is not at fault.
         self._remove_failed(failures, "ATen handles calls from now on")
         return result
@@ -233,7 +236,7 @@ class OperatorSlot(ABC):
         """Whether ATen raises on copies of the arguments."""
         try:
             args, kwargs = map_instances((args, kwargs), torch.Tensor, lambda t: t.detach().clone())
-            self._aten_kernel(*args, **kwargs)
+            self.aten_kernel(*args, **kwargs)
         except Exception:  # noqa: BLE001  # any exception counts
             return True
         return False
@@ -270,9 +273,9 @@ class PythonSlot(OperatorSlot):
     def _use(self, servers: tuple[InstalledKernel, ...]) -> None:
         match servers:
             case ():
-                self._set_first(None, None, self._aten_kernel)
+                self._set_first(None, None, self.aten_kernel)
             case (only,):
-                self._set_first(only.decisions, only.counts, self._aten_kernel)
+                self._set_first(only.decisions, only.counts, self.aten_kernel)
             case (first, *_):
                 self._set_first(first.decisions, first.counts, None)
 

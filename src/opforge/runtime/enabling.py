@@ -20,6 +20,7 @@ from .aten_kernels import dispatch_key
 from .compile_warning import watch_compilation
 from .devices import device_name
 from .dispatch import INSTALL_LOCK, InstalledKernel, KernelWarning, OperatorSlot, PythonSlot
+from .learning import DEVICE_TYPES, LEARN, LEARNER
 from .loading import Function, LoadError, load_function
 from .native import binding
 from .native.binding import NativeLibrary
@@ -113,6 +114,8 @@ class Enabled:
 
     device: str
     policy: str
+    learning: str = "never"
+    """When launch plans are made; a key of ``LEARN``."""
     refused: dict[str, str] = field(default_factory=dict)
     """Operators with a kernel that could not be installed, and the reasons."""
     _kernels: dict[str, InstalledKernel] = field(default_factory=dict)
@@ -130,8 +133,18 @@ class Enabled:
             if (slot := _slots.get((op, key))) is not None:  # without the lock, which an installation holds for long
                 slot.collect_counts()
         return {
-            op: {"kernel": s.name, "served": s.counts.served, "aten": dict(s.counts.aten)}
+            op: {"kernel": s.name, "served": s.counts.served, "aten": dict(s.counts.aten), **_plan_counts(s)}
             for op, s in self._kernels.items()
+        }
+
+    def learn(self, timeout: float | None = None) -> dict[str, dict[str, Any]]:
+        """Make launch plans for the calls seen so far; return how many there are, and why others have none.
+
+        A call with a plan is answered from C++, by the launches that its kernel would make from Python.
+        """
+        LEARNER.learn(timeout)
+        return {
+            op: {"plans": len(s.plans.handles), "refused": dict(s.plans.refused)} for op, s in self._kernels.items()
         }
 
     def disable(self) -> None:
@@ -166,6 +179,12 @@ class Enabled:
         return id(self)
 
 
+def _plan_counts(kernel: InstalledKernel) -> dict[str, int]:
+    """Return how many of a kernel's calls were replayed from launch plans; nothing if it has none."""
+    handles = kernel.plans.handles
+    return {"replayed": sum(map(binding.load().replays, handles))} if handles else {}
+
+
 _NEVER_REPLACED = frozenset({"alias.default", "detach.default"})
 """Operators that torch uses to make tensor subclasses.
 
@@ -178,7 +197,12 @@ _warnings_given: set[str] = set()
 
 
 def enable(
-    sources: Iterable[Source], *, device: str | None = None, policy: str = "proven", ops: Collection[str] | None = None
+    sources: Iterable[Source],
+    *,
+    device: str | None = None,
+    policy: str = "proven",
+    ops: Collection[str] | None = None,
+    learn: str = "background",
 ) -> Enabled:
     """Install kernels in place of ATen's, for all threads; with ``ops``, only at those operators.
 
@@ -186,8 +210,10 @@ def enable(
     """
     if policy not in POLICIES:
         raise ValueError(f"policy {policy!r} is unknown; allowed: {', '.join(map(repr, POLICIES))}")
+    if learn not in LEARN:
+        raise ValueError(f"learn={learn!r} is unknown; allowed: {', '.join(map(repr, LEARN))}")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    enabled = Enabled(device, policy)
+    enabled = Enabled(device, policy, learn)
     with INSTALL_LOCK:
         for source in sources:
             _add(enabled, source, ops)
@@ -243,7 +269,10 @@ def _add(enabled: Enabled, source: Source, ops: Collection[str] | None) -> None:
             continue
         proven_calls = None if enabled.policy == "all" else proven_domain
         schema, own = _schema(op), adapted is kernel
-        installed = InstalledKernel(schema, source.name, adapted, proven_calls, required=required, unadapted=own)
+        learn = enabled.learning if torch.device(enabled.device).type in DEVICE_TYPES else "never"
+        installed = InstalledKernel(
+            schema, source.name, adapted, proven_calls, required=required, unadapted=own, learn=learn
+        )
         enabled._kernels[op] = installed  # noqa: SLF001  # its own module
 
 
@@ -264,7 +293,10 @@ def _native_library() -> NativeLibrary | None:
     if os.environ.get(NATIVE_VARIABLE) == "0":
         return None
     try:
-        return binding.load()
+        library = binding.load()
+        if torch.cuda.is_available():
+            library.load_driver()
+        return library
     except NativeError as error:
         if str(error) not in _warnings_given:
             _warnings_given.add(str(error))

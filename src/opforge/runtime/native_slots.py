@@ -23,6 +23,7 @@ import torch
 from .aten_kernels import NUMBER_TYPES
 from .dispatch import InstalledKernel, OperatorSlot
 from .fast_path import below_autocast
+from .learning import LEARNER, learning_here
 from .native.binding import PASS, RUN, SERVE, NativeLibrary
 from .operator_schema import OperatorSchema, dispatcher_name
 from .results import check_result_types
@@ -98,6 +99,7 @@ class NativeSlot(OperatorSlot):
 
     def __init__(self, op: OperatorSchema, key: str, library: NativeLibrary) -> None:
         super().__init__(op, key)
+        self.library = library
         self.inside = _NativeMark(library)
         self._generation = _Generation(0, ())
         self._native = library.slot(f"aten::{dispatcher_name(op.name)}", key)
@@ -204,8 +206,13 @@ class _PythonPart:
         if outcome is None or outcome.kernel is None:  # kernels have been changed several times since
             self.slot.inside.now = False
             return self.slot.answer(args, kwargs, None)
+        function = below_autocast(outcome.kernel.function(needs_grad=outcome.needs_grad))
+        if (learning := learning_here()) is not None:
+            outcome.count(-1)
+            return learning.answer(function, self.slot.aten_kernel, args, kwargs)
+        LEARNER.note(self.slot, outcome.kernel.plans, args, kwargs)
         try:
-            result = below_autocast(outcome.kernel.function(needs_grad=outcome.needs_grad))(*args, **kwargs)
+            result = function(*args, **kwargs)
             if result.__class__ is not torch.Tensor or not self._returns_tensor:
                 self._check(result)
         except Exception as error:  # noqa: BLE001  # kernels raise anything

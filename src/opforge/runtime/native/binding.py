@@ -12,7 +12,7 @@ import torch
 
 from .building import NAMESPACE, NativeError, build
 
-ABI = 1
+ABI = 2
 """Version of the library's functions, as in runtime.cpp."""
 MAX_OUTCOMES = 64
 PASS, SERVE, RUN = range(3)
@@ -31,7 +31,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "opforge_error": (ctypes.c_char_p, ()),
     "opforge_torch_version": (ctypes.c_char_p, ()),
     "opforge_layout": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int)),
-    "opforge_register_describe": (ctypes.c_int, ()),
+    "opforge_register_operators": (ctypes.c_int, ()),
     "opforge_slot": (ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int)),
     "opforge_install": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p)),
     "opforge_remove": (ctypes.c_int, (ctypes.c_void_p,)),
@@ -42,6 +42,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "opforge_read_counts": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p)),
     "opforge_geometries": (ctypes.c_int64, (ctypes.c_void_p,)),
     "opforge_set_inside": (None, (ctypes.c_int,)),
+    "opforge_load_driver": (ctypes.c_int, (ctypes.c_char_p,)),
+    "opforge_make_plan": (ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int64)),
+    "opforge_offer_plan": (None, (ctypes.c_void_p,)),
+    "opforge_replays": (ctypes.c_uint64, (ctypes.c_void_p,)),
+    "opforge_plan_is_broken": (ctypes.c_int, (ctypes.c_void_p,)),
 }  # fmt: skip
 
 
@@ -60,9 +65,13 @@ class NativeLibrary:
         self._check_fit(path)
         self._operators = torch.library.Library(NAMESPACE, "FRAGMENT")
         self.define("describe", "(Tensor[] given) -> int[]")
-        self._call("opforge_register_describe")
+        self.define("replay", "(Tensor[] given, int plan, int poison) -> Tensor?[]")
+        self._call("opforge_register_operators")
         self.describe = getattr(torch.ops, NAMESPACE).describe
         """Returns how the library sees a list of tensors: as words."""
+        self.replay = getattr(torch.ops, NAMESPACE).replay
+        """Replays a launch plan on tensors, in memory that is filled with a byte first."""
+        self._driver = ""
         self.set_inside = self._library.opforge_set_inside
         """Says whether this thread is inside a kernel."""
 
@@ -82,6 +91,31 @@ class NativeLibrary:
         if handle is None:
             raise NativeError(self._error())
         return Slot(self, handle)
+
+    def load_driver(self, path: str = "libcuda.so.1") -> None:
+        """Load the CUDA driver, with which plans are replayed; raise NativeError if there is none."""
+        if path != self._driver:
+            self._call("opforge_load_driver", path.encode())
+            self._driver = path
+
+    def make_plan(self, words: list[int]) -> int:
+        """Return the handle of a launch plan, which lives as long as the process."""
+        handle: int | None = self._library.opforge_make_plan((ctypes.c_int64 * len(words))(*words), len(words))
+        if handle is None:
+            raise NativeError(self._error())
+        return handle
+
+    def offer_plan(self, handle: int) -> None:
+        """Offer a plan for calls like the one that this thread is answering."""
+        self._library.opforge_offer_plan(handle)
+
+    def replays(self, handle: int) -> int:
+        """Return how often a plan was replayed for calls."""
+        return int(self._library.opforge_replays(handle))
+
+    def is_broken(self, handle: int) -> bool:
+        """Whether the driver has refused a plan."""
+        return bool(self._library.opforge_plan_is_broken(handle))
 
     def _check_fit(self, path: Path) -> None:
         built_for = self._library.opforge_torch_version().decode()

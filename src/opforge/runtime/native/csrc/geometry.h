@@ -38,6 +38,12 @@ class Geometry {
   const uint64_t* words() const { return words_.data(); }
   size_t count() const { return words_.size(); }
 
+  // The tensors that are defined, in the order of the arguments. They must outlive this object's use.
+  c10::ArrayRef<const at::Tensor*> tensors() const { return tensors_; }
+
+  // Values of the tensors that stand for numbers. They are not among the words: few decisions depend on them.
+  c10::ArrayRef<uint64_t> numbers() const { return numbers_; }
+
   uint64_t hash() const {
     uint64_t hash = 0;
     for (const uint64_t word : words_) {
@@ -153,7 +159,10 @@ class Geometry {
     const int64_t offset = elements == 0 ? 0 : elements * static_cast<int64_t>(impl->itemsize());
     const char* begin = impl->numel() == 0 ? nullptr : static_cast<const char*>(storage->data()) + offset;
     uint64_t flags = 0;
-    if (impl->is_wrapped_number()) flags |= kWrappedNumber;
+    if (impl->is_wrapped_number()) {
+      flags |= kWrappedNumber;
+      add_number(begin, impl->itemsize());
+    }
     if (keys.has(c10::DispatchKey::Conjugate)) flags |= kConjugate;
     if (keys.has(c10::DispatchKey::Negative)) flags |= kNegative;
     if (offset != 0) flags |= kOffset;
@@ -171,7 +180,14 @@ class Geometry {
     }
     for (const int64_t size : sizes) add_word(size);
     for (const int64_t stride : strides) add_word(stride);
+    tensors_.push_back(&tensor);
     return true;
+  }
+
+  void add_number(const char* value, size_t bytes) {
+    uint64_t words[2] = {0, 0};
+    if (value != nullptr) std::memcpy(words, value, std::min(bytes, sizeof(words)));
+    numbers_.append({words[0], words[1]});
   }
 
   static uint64_t known_keys() {
@@ -198,6 +214,8 @@ class Geometry {
 
   c10::SmallVector<uint64_t, 64> words_;
   c10::SmallVector<Place, 4> storages_;
+  c10::SmallVector<const at::Tensor*, 8> tensors_;
+  c10::SmallVector<uint64_t, 2> numbers_;
 };
 
 }  // namespace opforge

@@ -12,7 +12,7 @@
 namespace opforge {
 namespace {
 
-constexpr int kAbi = 1;
+constexpr int kAbi = 2;
 
 std::string& error_text() {
   static thread_local std::string text;
@@ -53,6 +53,30 @@ void describe_tensors(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet /*k
   stack->emplace_back(std::move(words));
 }
 
+// Replays a plan on tensors, with memory poisoned first, so that Python can compare it with the kernel.
+void replay_plan(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet /*keys*/, c10::Stack* stack) {
+  const auto poison = static_cast<unsigned char>(stack->back().toInt());
+  const auto* plan = reinterpret_cast<const Plan*>((*stack)[stack->size() - 2].toInt());
+  const std::vector<at::Tensor> given = (*stack)[stack->size() - 3].toTensorVector();
+  TORCH_CHECK(given.size() == plan->inputs, "a plan for ", plan->inputs, " tensors got ", given.size());
+  c10::SmallVector<const at::Tensor*, 8> inputs;
+  for (const at::Tensor& tensor : given) inputs.push_back(&tensor);
+  Tensors results;
+  TORCH_CHECK(plan->replay(inputs, results, poison), "the CUDA driver refused the plan");
+  c10::List<std::optional<at::Tensor>> list;
+  for (at::Tensor& result : results) {
+    list.push_back(result.defined() ? std::optional<at::Tensor>(std::move(result)) : std::nullopt);
+  }
+  stack->resize(stack->size() - 3);
+  stack->emplace_back(std::move(list));
+}
+
+void register_operator(const char* name, c10::KernelFunction function) {
+  new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerImpl(
+      {std::string(OPFORGE_STRING(OPFORGE_NAMESPACE) "::") + name, ""}, c10::DispatchKey::CompositeExplicitAutograd,
+      std::move(function), std::nullopt, nullptr, "opforge"));
+}
+
 }  // namespace
 }  // namespace opforge
 
@@ -74,13 +98,11 @@ OPFORGE_API int opforge_layout(int64_t* facts, int capacity) {
   return count;
 }
 
-// Implements the operator describe, with which Python checks what this library reads from tensors.
-OPFORGE_API int opforge_register_describe() {
+// Implements the operators describe and replay, with which Python checks what this library reads and does.
+OPFORGE_API int opforge_register_operators() {
   return guarded(-1, [] {
-    static auto* registration = new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerImpl(
-        {OPFORGE_STRING(OPFORGE_NAMESPACE) "::describe", ""}, c10::DispatchKey::CompositeExplicitAutograd,
-        c10::KernelFunction::makeFromBoxedFunction<&describe_tensors>(), std::nullopt, nullptr, "opforge"));
-    (void)registration;
+    register_operator("describe", c10::KernelFunction::makeFromBoxedFunction<&describe_tensors>());
+    register_operator("replay", c10::KernelFunction::makeFromBoxedFunction<&replay_plan>());
     watch_forks();
     return 0;
   });
@@ -153,3 +175,22 @@ OPFORGE_API int64_t opforge_geometries(void* slot) { return static_cast<Slot*>(s
 
 // Says whether this thread is inside a kernel, where every operator is ATen's own.
 OPFORGE_API void opforge_set_inside(int inside) { this_thread()->inside = inside; }
+
+// Loads the CUDA driver, or a stand-in for it.
+OPFORGE_API int opforge_load_driver(const char* path) {
+  return guarded(-1, [&] {
+    loaded_driver.store(new Driver(path), std::memory_order_release);
+    return 0;
+  });
+}
+
+// Makes a launch plan of words. It lives as long as the process.
+OPFORGE_API void* opforge_make_plan(const int64_t* words, int64_t count) {
+  return guarded<void*>(nullptr, [&] { return new Plan(words, static_cast<size_t>(count)); });
+}
+
+// Offers a plan for calls like the one that Python is answering in this thread.
+OPFORGE_API void opforge_offer_plan(void* plan) { this_thread()->offered = static_cast<Plan*>(plan); }
+
+OPFORGE_API uint64_t opforge_replays(void* plan) { return static_cast<Plan*>(plan)->replays.load(); }
+OPFORGE_API int opforge_plan_is_broken(void* plan) { return static_cast<Plan*>(plan)->broken.load(); }

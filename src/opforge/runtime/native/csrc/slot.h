@@ -1,4 +1,5 @@
-// An operator's place in the dispatcher. A call goes to ATen's saved kernel, to a C++ kernel, or to Python.
+// An operator's place in the dispatcher. A call goes to ATen's saved kernel, to a C++ kernel, to a launch plan, or to
+// Python.
 //
 // Slots live for ever, and the registered function has no state of its own: it finds its slot by the operator. So a
 // thread that is in a call while a slot is removed meets nothing that has been freed.
@@ -99,7 +100,7 @@ class Slot {
         Outcome outcome;
         int64_t code = 0;
         if (Known known = look_up(thread, geometry, outcome, code); known == Known::kYes) {
-          return act(outcome, code, thread, keys, stack);
+          return act(outcome, code, thread, geometry, keys, stack);
         } else if (known == Known::kOff) {
           return original_.load(std::memory_order_acquire)->callBoxed(op_, keys, stack);
         }
@@ -124,8 +125,11 @@ class Slot {
       const Known known = described ? look_up(thread, geometry, outcome, code) : Known::kNo;
       if (known == Known::kNo) return boxed_.call<Return, Args...>(op_, keys, std::forward<Args>(args)...);
       if (known == Known::kYes && outcome.action != kPass) {
+        if (const Plan* plan = plan_for(outcome, geometry); plan != nullptr) {
+          if (Tensors results; plan->replay(geometry.tensors(), results)) return typed_results<Return>(results);
+        }
         c10::Stack stack = c10::impl::boxArgs<Args...>(std::forward<Args>(args)...);
-        act(outcome, code, thread, keys, &stack);
+        act(outcome, code, thread, geometry, keys, &stack, /*plan_was_tried=*/true);
         return c10::impl::PopResult<Return>::call(stack);
       }
     }
@@ -151,6 +155,7 @@ class Slot {
     if (entry == nullptr) return Known::kNo;
     Rules& rules = *table->rules;
     outcome = rules.outcomes[entry->outcome];
+    outcome.plans = entry->plans.load(std::memory_order_acquire);
     code = rules.generation << kOutcomeBits | entry->outcome;
     if (outcome.action != kRun) {
       rules.stripes[thread->stripe].counts[entry->outcome].fetch_add(1, std::memory_order_relaxed);
@@ -179,6 +184,43 @@ class Slot {
     if (table->find(geometry) == nullptr) table->add(geometry, static_cast<uint8_t>(outcome));
   }
 
+  // Returns a launch plan for a call that a kernel in Python would answer, or nullptr.
+  static const Plan* plan_for(const Outcome& outcome, const Geometry& geometry) {
+    if (outcome.plans == nullptr || outcome.action != kRun) return nullptr;
+    const uint64_t modes = current_modes();
+    for (const Plan* plan = outcome.plans; plan != nullptr; plan = plan->next) {
+      if (plan->modes == modes && plan->fits(geometry)) return plan;
+    }
+    return nullptr;
+  }
+
+  // Adds a plan that Python has offered while it answered a call of this geometry.
+  void attach(Plan* plan, const Geometry& geometry, int64_t code) const {
+    const std::lock_guard<std::mutex> guard(writers_lock());
+    const Table* table = table_.load();
+    if (table == nullptr || table->rules->generation != code >> kOutcomeBits) return;
+    const Entry* entry = table->find(geometry);
+    if (entry == nullptr || plan->inputs != geometry.tensors().size()) return;
+    int count = 0;
+    for (const Plan* other = entry->plans.load(); other != nullptr; other = other->next) ++count;
+    if (count >= kMaxPlansOfGeometry) return;
+    plan->modes = current_modes();
+    plan->numbers.assign(geometry.numbers().begin(), geometry.numbers().end());
+    plan->next = entry->plans.load();
+    entry->plans.store(plan, std::memory_order_release);
+  }
+
+  template <class Return>
+  static Return typed_results(Tensors& results) {
+    if constexpr (std::is_same_v<Return, at::Tensor>) {
+      return std::move(results[0]);
+    } else {
+      return [&]<size_t... i>(std::index_sequence<i...>) {
+        return Return(std::move(results[i])...);
+      }(std::make_index_sequence<std::tuple_size_v<Return>>());
+    }
+  }
+
   std::shared_ptr<Rules> replace_table(Table* table) const {
     Table* old = table_.exchange(table);
     if (old == nullptr) return nullptr;
@@ -187,15 +229,26 @@ class Slot {
     return rules;
   }
 
-  void act(const Outcome& outcome, int64_t code, Thread* thread, c10::DispatchKeySet keys, c10::Stack* stack) const {
+  void act(const Outcome& outcome, int64_t code, Thread* thread, const Geometry& geometry, c10::DispatchKeySet keys,
+           c10::Stack* stack, bool plan_was_tried = false) const {
     switch (outcome.action) {
       case kPass:
         return original_.load(std::memory_order_acquire)->callBoxed(op_, keys, stack);
       case kServe:
         return serve(*outcome.kernel, thread, stack) ? void() : to_python(*answer_, keys, stack, code);
       case kRun: {  // Python turns autocast off for the kernel alone: ATen may have to answer after it
+        if (const Plan* plan = plan_was_tried ? nullptr : plan_for(outcome, geometry); plan != nullptr) {
+          if (Tensors results; plan->replay(geometry.tensors(), results)) {
+            stack->resize(stack->size() - arguments_);
+            for (at::Tensor& result : results) stack->emplace_back(std::move(result));
+            return;
+          }
+        }
         const InsideKernel inside(thread);
-        return to_python(*run_, keys, stack, code);
+        thread->offered = nullptr;
+        to_python(*run_, keys, stack, code);
+        if (thread->offered != nullptr) attach(std::exchange(thread->offered, nullptr), geometry, code);
+        return;
       }
     }
   }

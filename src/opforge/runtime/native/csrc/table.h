@@ -4,7 +4,7 @@
 // marked. The mark is held for a lookup only, never while other code runs.
 #pragma once
 
-#include "geometry.h"
+#include "plan.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <pthread.h>
@@ -27,6 +27,7 @@ enum Action : int { kPass, kServe, kRun };  // ATen's kernel, a C++ kernel, a Py
 struct Outcome {
   Action action = kPass;
   const c10::OperatorHandle* kernel = nullptr;  // for kServe
+  const Plan* plans = nullptr;                  // for kRun, of the call's geometry
 };
 
 // The outcomes that are possible with the present kernels of an operator.
@@ -46,12 +47,15 @@ struct Rules {
   }
 };
 
-// One geometry and its outcome. A launch plan for the geometry belongs here, beside the outcome.
+constexpr int kMaxPlansOfGeometry = 8;  // they differ in modes and in numbers
+
+// One geometry, its outcome, and launch plans for its calls.
 struct Entry {
   Entry(const Geometry& geometry, uint8_t its_outcome)
       : outcome(its_outcome), words(geometry.words(), geometry.words() + geometry.count()) {}
   const uint8_t outcome;
   const std::vector<uint64_t> words;
+  mutable std::atomic<const Plan*> plans{nullptr};
 
   bool matches(const Geometry& geometry) const {
     return words.size() == geometry.count() &&
@@ -101,6 +105,7 @@ struct Thread {
   int inside = 0;
   std::atomic<bool> in_use{true};
   Thread* next = nullptr;
+  Plan* offered = nullptr;  // by Python, for the call that it is answering
 };
 
 inline std::mutex& writers_lock() {
@@ -130,6 +135,7 @@ inline Thread* new_thread() {
     bool used = false;
     if (old->in_use.compare_exchange_strong(used, true)) {
       old->inside = 0;
+      old->offered = nullptr;
       return this_thread_ = old;
     }
   }

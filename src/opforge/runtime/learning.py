@@ -1,0 +1,411 @@
+"""Learn launch plans for kernels in Python, from the geometry of their calls.
+
+A call only notes its geometry. The plan is made later, with tensors of the same geometry and other
+contents: the kernel is recorded twice, and its plan is replayed on several contents. A plan is used
+only if both recordings are equal, and every replay equals the kernel's own result bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from .aten_kernels import NUMBER_TYPES
+from .native.binding import NativeLibrary
+from .native.launch_plan import NoPlanError, map_tensors
+from .native.recording import Recorder, record
+from .operator_schema import OperatorSchema
+
+LEARN = {
+    "background": "a thread of its own makes launch plans for calls that were seen",
+    "request": "launch plans are made when `learn()` is called",
+    "never": "no launch plans are made",
+}
+DEVICE_TYPES = {"cuda"}
+"""Devices whose kernels can have launch plans."""
+_ALIGNMENT = 16
+_POISONS = (0xA5, 0x5A, 0xFF)
+"""Bytes with which a replay's memory is filled before it, one for each comparison."""
+_MAX_QUEUED = 1024
+_ALL_NOTED, _NOTED_EVERY = 64, 16
+"""How many calls without a plan are all noted, and which of the later ones."""
+_MAX_FAILURES = 4
+"""Geometries without a plan after which a kernel that has none at all is not tried again."""
+_MEMORY_SHARE = 8
+"""A call is too large if its tensors would take more than this part of the free memory."""
+
+
+@dataclass
+class KernelPlans:
+    """Launch plans of one kernel, and why other geometries have none."""
+
+    learn: str = "never"
+    handles: list[int] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    runs: int = 0
+    """Calls that Python answered."""
+    noted: set[str] = field(default_factory=set)
+    """Calls that were noted, whatever became of them."""
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the kernel seems to have no plans at all."""
+        return not self.handles and self.refused.total() >= _MAX_FAILURES
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """The geometry of a tensor, and how its memory lies to that of the call's other tensors."""
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    device: torch.device
+    requires_grad: bool
+    memory: int
+    """Number of the memory, which several tensors of a call may share."""
+    offset: int
+    """Bytes from the start of the memory, as far as the kernel may depend on them."""
+
+    @property
+    def extent(self) -> int:
+        """Return the bytes from the start of the memory to the tensor's end."""
+        if 0 in self.sizes:
+            return self.offset
+        last = sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
+        return self.offset + (last + 1) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpec:
+    """A call without the contents of its tensors: each tensor is a TensorSpec."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    grad_mode: bool
+    inference_mode: bool
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallSpec:
+        memories: dict[int, tuple[int, int]] = {}
+
+        def spec(tensor: torch.Tensor) -> TensorSpec:
+            start = tensor.storage_offset() * tensor.element_size()
+            number, base = memories.setdefault(tensor.untyped_storage()._cdata, (len(memories), _base(tensor, start)))  # noqa: SLF001
+            return TensorSpec(
+                tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device, tensor.requires_grad,
+                number, start - base,
+            )  # fmt: skip
+
+        return cls(
+            map_tensors(args, spec), {name: map_tensors(value, spec) for name, value in kwargs.items()},
+            torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+        )  # fmt: skip
+
+    @property
+    def tensors(self) -> list[TensorSpec]:
+        return _specs([self.args, [*self.kwargs.values()]])
+
+    def make(self) -> SyntheticCall:
+        """Return a call with the same geometry."""
+        memories: list[torch.Tensor] = []
+        for number in range(1 + max((t.memory for t in self.tensors), default=-1)):
+            sharing = [t for t in self.tensors if t.memory == number]
+            if len({t.dtype for t in sharing}) > 1:
+                raise NoPlanError("tensors of different dtypes share memory")
+            if min(t.offset for t in sharing) < 0 or any(t.offset % t.dtype.itemsize for t in sharing):
+                raise NoPlanError("a tensor does not begin at a whole element of its memory")
+            elements = -(-max(t.extent for t in sharing) // sharing[0].dtype.itemsize)
+            memories.append(torch.empty(elements, dtype=sharing[0].dtype, device=sharing[0].device))
+
+        def tensor(spec: TensorSpec) -> torch.Tensor:
+            offset = spec.offset // spec.dtype.itemsize
+            made = memories[spec.memory].as_strided(spec.sizes, spec.strides, offset)
+            return made.requires_grad_(requires_grad=True) if spec.requires_grad else made
+
+        with torch.inference_mode(self.inference_mode):
+            args = _map_specs(self.args, tensor)
+            kwargs = {name: _map_specs(value, tensor) for name, value in self.kwargs.items()}
+        sizes = [size for t in self.tensors if t.dtype.is_floating_point for size in t.sizes]
+        return SyntheticCall(args, kwargs, memories, max(1, min(sizes, default=2)))
+
+    def check_size(self) -> None:
+        """Raise NoPlanError if tensors of this size would take too much of the memory."""
+        for device in {t.device for t in self.tensors if t.device.type == "cuda"}:
+            free, _total = torch.cuda.mem_get_info(device)
+            if sum(t.extent for t in self.tensors if t.device == device) > free // _MEMORY_SHARE:
+                raise NoPlanError("the call's tensors are too large to make others like them")
+
+
+def _base(tensor: torch.Tensor, start: int) -> int:
+    """Return where a memory begins if only what a kernel may depend on is kept of a tensor's place in it."""
+    if not start:
+        return 0
+    return start - (tensor.data_ptr() % _ALIGNMENT or _ALIGNMENT)
+
+
+@dataclass
+class SyntheticCall:
+    """A call with tensors of its own."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    memories: list[torch.Tensor]
+    bound: int
+    """Integers in tensors are smaller: they may be positions in others."""
+
+    def fill(self, seed: int) -> None:
+        """Give the tensors other contents: floats from 0 to 1, and small integers."""
+        for number, memory in enumerate(self.memories):
+            generator = torch.Generator(memory.device).manual_seed(1000 * seed + number)
+            if memory.dtype.is_floating_point or memory.dtype.is_complex:
+                wide = memory.dtype if memory.dtype.is_complex or memory.dtype.itemsize > 1 else torch.float32
+                contents = torch.rand(memory.shape, dtype=wide, device=memory.device, generator=generator)
+                memory.copy_(contents)
+            else:
+                bound = 2 if memory.dtype == torch.bool else self.bound
+                memory.random_(0, bound, generator=generator)
+
+
+class _ThisThread(threading.local):
+    learning: _Learning | None = None
+
+
+_this_thread = _ThisThread()
+_kept: list[Any] = []
+"""Compiled kernels whose functions are in plans."""
+
+
+@dataclass
+class _Learning:
+    """The making of one plan, while the call that it is for is being answered."""
+
+    op: OperatorSchema
+    call: SyntheticCall
+    library: NativeLibrary
+    handle: int | None = None
+    why_not: str = "the call did not reach the kernel"
+
+    def answer(
+        self, function: Callable[..., Any], aten: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Answer the call by a kernel's function, and offer a plan for calls like it; without a plan, by ATen."""
+        self.call.fill(0)
+        try:
+            result = function(*args, **kwargs)  # compiles, and settles what is tuned
+            self.handle = self._make_plan(function, args, kwargs)
+        except NoPlanError as error:
+            self.why_not = str(error)
+        except Exception as error:  # noqa: BLE001  # kernels raise anything
+            self.why_not = f"it raised {type(error).__name__} on other contents: {error}"
+        else:
+            self.library.offer_plan(self.handle)
+            return result
+        return aten(*args, **kwargs)
+
+    def _make_plan(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        inputs, written = self._inputs(args, kwargs)
+        tensors = [t for t in inputs if t is not None]
+        device = next(t.device for t in tensors)
+        plans = []
+        for seed in (1, 2):
+            self.call.fill(seed)
+            recorder = Recorder(inputs, written, device)
+            plan, _result = record(function, args, kwargs, recorder)
+            plans.append(plan)
+            _kept.extend(recorder.kernels)
+        if plans[0] != plans[1]:
+            raise NoPlanError("it did not do the same in two runs of the same geometry")
+        if not plans[0].steps and plans[0].allocations:
+            raise NoPlanError("it launches nothing")
+        handle = self.library.make_plan(plans[0].encode())
+        numbers = [t if t is not None else torch.zeros((), device="cpu") for t in inputs]
+        for seed, poison in enumerate(_POISONS, start=3):
+            self.call.fill(seed)
+            expected = _bits([function(*args, **kwargs), self.call.memories])
+            self.call.fill(seed)
+            actual = _bits([self.library.replay(numbers, handle, poison), self.call.memories])
+            if len(expected) != len(actual) or not all(map(_equal, expected, actual)):
+                raise NoPlanError("its replay differs from the kernel")
+        return handle
+
+    def _inputs(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[list[torch.Tensor | None], list[bool]]:
+        """Return the call's tensors as C++ sees them, and which are written; None stands for a number."""
+        inputs: list[torch.Tensor | None] = []
+        written: list[bool] = []
+        for position, argument in enumerate(self.op.arguments):
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            if "Tensor" in argument.type and isinstance(value, NUMBER_TYPES):
+                inputs.append(None)
+            else:
+                inputs += _flat(value)
+            written += [argument.writes] * (len(inputs) - len(written))
+        device = next((t.device for t in inputs if t is not None and t.device.type in DEVICE_TYPES), None)
+        if device is None or any(t is not None and t.device != device for t in inputs):
+            raise NoPlanError("its tensors are on several devices")
+        return inputs, written
+
+
+class SlotLike(Protocol):
+    """An operator's slot in C++."""
+
+    op: OperatorSchema
+    library: NativeLibrary
+
+
+class Learner:
+    """Notes calls, and makes launch plans for them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queue: list[tuple[SlotLike, KernelPlans, CallSpec]] = []
+        self._busy = False
+        self._thread: tuple[int, threading.Thread] | None = None
+
+    def note(
+        self, slot: SlotLike, plans: KernelPlans, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Note a call of a kernel that has no plan for it."""
+        if plans.learn == "never" or plans.hopeless or len(plans.noted) >= _MAX_QUEUED:
+            return
+        plans.runs += 1
+        if plans.runs > _ALL_NOTED and plans.runs % _NOTED_EVERY:  # noting takes as long as a short kernel
+            return
+        spec = CallSpec.of(args, kwargs)
+        if not any(t.device.type in DEVICE_TYPES for t in spec.tensors) or (key := repr(spec)) in plans.noted:
+            return
+        plans.noted.add(key)
+        with self._changed:
+            self._queue.append((slot, plans, spec))
+            if plans.learn == "background" and (self._thread is None or self._thread[0] != os.getpid()):
+                thread = threading.Thread(target=self._work, name="opforge: launch plans", daemon=True)
+                self._thread = (os.getpid(), thread)
+                thread.start()
+            self._changed.notify_all()
+
+    def learn(self, timeout: float | None = None) -> None:
+        """Make plans for all calls noted so far, in this thread; wait for those that another thread makes."""
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("launch plans cannot be made while a CUDA graph is captured; call learn() before it")
+        limit = None if timeout is None else time.monotonic() + timeout
+        while limit is None or time.monotonic() < limit:
+            with self._changed:
+                if not self._queue:
+                    left = None if limit is None else limit - time.monotonic()
+                    self._changed.wait_for(lambda: not self._busy, left)
+                    return
+                item = self._queue.pop(0)
+            _learn_one(*item)
+
+    def _work(self) -> None:
+        with _relaxed_capture():
+            while True:
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self._queue)
+                    item = self._queue.pop(0)
+                    self._busy = True
+                _learn_one(*item)
+
+
+LEARNER = Learner()
+
+
+def learning_here() -> _Learning | None:
+    """Return what this thread is learning; None if its calls are ordinary ones."""
+    return _this_thread.learning
+
+
+def _learn_one(slot: SlotLike, plans: KernelPlans, spec: CallSpec) -> None:
+    learning = None
+    try:
+        spec.check_size()
+        with _side_stream(spec), torch.inference_mode(spec.inference_mode), torch.set_grad_enabled(spec.grad_mode):
+            learning = _Learning(slot.op, spec.make(), slot.library)
+            _this_thread.learning = learning
+            _operator(slot.op)(*learning.call.args, **learning.call.kwargs)
+    except NoPlanError as error:
+        plans.refused[str(error)] += 1
+        return
+    except Exception as error:  # noqa: BLE001  # a plan is never worth an error
+        plans.refused[f"{type(error).__name__}: {error}"] += 1
+        return
+    finally:
+        _this_thread.learning = None
+    if learning.handle is None:
+        plans.refused[learning.why_not] += 1
+    else:
+        plans.handles.append(learning.handle)
+
+
+@contextlib.contextmanager
+def _side_stream(spec: CallSpec) -> Iterator[None]:
+    """Work on a stream of its own, so that other work does not wait; wait for it at the end."""
+    device = next((t.device for t in spec.tensors if t.device.type == "cuda"), None)
+    if device is None:
+        yield
+        return
+    with torch.cuda.device(device):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
+
+
+@contextlib.contextmanager
+def _relaxed_capture() -> Iterator[None]:
+    """Let this thread allocate memory while another one captures a CUDA graph."""
+    if torch.cuda.is_available():
+        relaxed = ctypes.c_int(2)
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(relaxed))
+    yield
+
+
+def _operator(op: OperatorSchema) -> Any:
+    base, _, overload = op.name.partition(".")
+    return getattr(getattr(torch.ops.aten, base), overload)
+
+
+def _specs(value: Any) -> list[TensorSpec]:
+    if isinstance(value, TensorSpec):
+        return [value]
+    return [s for item in value for s in _specs(item)] if isinstance(value, list | tuple) else []
+
+
+def _map_specs(value: Any, function: Callable[[TensorSpec], torch.Tensor]) -> Any:
+    if isinstance(value, TensorSpec):
+        return function(value)
+    return type(value)(_map_specs(item, function) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _flat(value: Any) -> list[torch.Tensor | None]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for item in value for t in _flat(item)] if isinstance(value, list | tuple) else []
+
+
+def _bits(value: Any) -> list[torch.Tensor | None]:
+    """Return copies of all tensors in a value, as bytes with their geometry."""
+    if value is None:
+        return [None]
+    if isinstance(value, torch.Tensor):
+        shape = torch.tensor([*value.shape, *value.stride(), value.element_size()])
+        return [shape, value.detach().contiguous().reshape(-1).view(torch.uint8).clone()]
+    return [item for part in value for item in _bits(part)]
+
+
+def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is other if one is None or other is None else torch.equal(one, other)

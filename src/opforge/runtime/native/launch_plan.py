@@ -1,0 +1,151 @@
+"""Launch plans: what a kernel in Python does for calls of one geometry, as data that C++ can replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_SCALAR_TYPES = {
+    torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
+    torch.float64: 7, torch.complex64: 9, torch.complex128: 10, torch.bool: 11, torch.bfloat16: 15,
+    torch.float8_e5m2: 23, torch.float8_e4m3fn: 24,
+}  # fmt: skip
+"""Numbers of c10::ScalarType, which stay the same between versions of torch."""
+_INPUT, _WRITTEN_INPUT, _ALLOCATION, _BITS = range(4)
+_UNDEFINED, _GIVEN, _WHOLE, _VIEW = range(4)
+
+
+class NoPlanError(Exception):
+    """A kernel has no launch plan for a call; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A place in a tensor: one of the call's, or one that the kernel allocates."""
+
+    allocated: bool
+    index: int
+    offset: int
+    """Bytes from the tensor's start."""
+    written: bool = False
+    """Whether the kernel may write a tensor of the call."""
+
+    def encode(self) -> tuple[int, int, int]:
+        source = _ALLOCATION if self.allocated else _WRITTEN_INPUT if self.written else _INPUT
+        return source, self.index, self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch of a compiled kernel."""
+
+    function: int
+    """Handle of the driver's function."""
+    grid: tuple[int, int, int]
+    threads: int
+    shared: int
+    arguments: tuple[Pointer | int, ...]
+    """Pointers, and numbers as 64 bits."""
+
+    def encode(self) -> Iterator[int]:
+        yield from (0, self.function, *self.grid, self.threads, self.shared, 0, 0, len(self.arguments))
+        for argument in self.arguments:
+            yield from (_BITS, 0, signed(argument)) if isinstance(argument, int) else argument.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """A fill of memory with a byte."""
+
+    target: Pointer
+    bytes: int
+    byte: int = 0
+
+    def encode(self) -> Iterator[int]:
+        yield from (1, 0, 1, 1, 1, 1, 0, self.bytes, self.byte, 1, *self.target.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A tensor that the kernel allocates."""
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def encode(self) -> Iterator[int]:
+        yield from (scalar_type(self.dtype), len(self.sizes), *self.sizes, *self.strides)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A result: a tensor of the call, an allocated tensor, or a view of one."""
+
+    allocated: bool
+    index: int
+    dtype: torch.dtype
+    offset: int
+    """Elements from the start of the memory."""
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """What a kernel does for calls of one geometry."""
+
+    device: torch.device
+    inputs: int
+    """Number of tensors of a call, with those that stand for numbers."""
+    allocations: tuple[Allocation, ...]
+    steps: tuple[Launch | Fill, ...]
+    results: tuple[Result | None, ...]
+
+    def encode(self) -> list[int]:
+        """Return the words that C++ reads; see the constructor of Plan in plan.h."""
+        cuda = self.device.type == "cuda"
+        words = [int(cuda), (self.device.index or 0) if cuda else -1, self.inputs]
+        words.append(len(self.allocations))
+        for allocation in self.allocations:
+            words += allocation.encode()
+        words.append(len(self.steps))
+        for step in self.steps:
+            words += step.encode()
+        words.append(len(self.results))
+        for result in self.results:
+            words += self._encode_result(result)
+        return words
+
+    def _encode_result(self, result: Result | None) -> list[int]:
+        if result is None:
+            return [_UNDEFINED, 0, 0, 0, 0]
+        if not result.allocated:
+            return [_GIVEN, result.index, 0, 0, 0]
+        made = self.allocations[result.index]
+        is_whole = not result.offset and made == Allocation(result.dtype, result.sizes, result.strides)
+        return [
+            _WHOLE if is_whole else _VIEW, result.index, scalar_type(result.dtype), result.offset,
+            len(result.sizes), *result.sizes, *result.strides,
+        ]  # fmt: skip
+
+
+def scalar_type(dtype: torch.dtype) -> int:
+    """Return the number of a dtype in C++."""
+    if dtype not in _SCALAR_TYPES:
+        raise NoPlanError(f"it allocates a tensor of {dtype}, which plans do not have")
+    return _SCALAR_TYPES[dtype]
+
+
+def signed(bits: int) -> int:
+    """Return 64 bits as a signed number."""
+    return bits - (1 << 64) if bits >= 1 << 63 else bits
+
+
+def map_tensors(value: Any, function: Any) -> Any:
+    """Return a call's arguments with each tensor replaced by what a function returns for it."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    return type(value)(map_tensors(item, function) for item in value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,124 @@
+"""A GPU's driver where there is none: Triton compiles as for a GPU, and blocks are C functions with the kernels' names."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from triton.backends.compiler import GPUTarget
+
+from opforge.runtime.native.recording import number_bits
+
+KERNELS = {
+    "neg": """
+import torch, triton
+import triton.language as tl
+
+@triton.jit(do_not_specialize=["count"])
+def scaled(source, target, count, factor, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at, mask=at < count) * factor, mask=at < count)
+
+def neg_kernel_impl(self):
+    if not self.is_contiguous():
+        raise NotImplementedError("rows with gaps")
+    target = torch.empty_like(self)
+    if self.numel():
+        scaled[(triton.cdiv(self.numel(), 64),)](self, target, self.numel(), -1.0, BLOCK=64)
+    return target
+""",
+    "mul": """
+import torch, triton
+import triton.language as tl
+
+@triton.jit(do_not_specialize=["count"])
+def scaled(source, target, count, factor, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at, mask=at < count) * factor, mask=at < count)
+
+def mul_kernel_impl(self, other):
+    other = torch.tensor(other) if not torch.is_tensor(other) else other
+    if torch.result_type(self, other) != torch.float32 or other.dim() or other is self:
+        raise NotImplementedError("tensors")
+    flat = self.view(-1)
+    target = torch.empty(flat.shape)
+    scaled[(triton.cdiv(flat.numel(), 64),)](flat, target, flat.numel(), float(other), BLOCK=64)
+    return target.view(self.shape)
+""",
+    "add": """
+import torch, triton
+import triton.language as tl
+
+@triton.jit(do_not_specialize=["count", "left_stride", "right_stride"])
+def strided_sum(left, right, target, count, left_stride, right_stride, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    sum = tl.load(left + at * left_stride, mask=inside) + tl.load(right + at * right_stride, mask=inside)
+    tl.store(target + at, tl.load(target + at, mask=inside) + sum, mask=inside)
+
+def add_kernel_impl(self, other, *, alpha=1):
+    if not torch.is_tensor(other) or self.shape != other.shape or self.dim() != 1 or alpha != 1:
+        raise NotImplementedError("rows only")
+    target = self.new_zeros(self.shape)
+    strided_sum[(triton.cdiv(self.numel(), 64),)](
+        self, other, target, self.numel(), self.stride(0), other.stride(0), BLOCK=64)
+    return target
+""",
+}
+"""Kernels that are right, in Triton."""
+
+
+def build(folder: Path) -> Path:
+    """Build the stand-in for libcuda."""
+    library = folder / "libstandin.so"
+    compiler = shutil.which("gcc") or shutil.which("cc") or "g++"
+    command = [compiler, "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", "-o", str(library)]
+    subprocess.run([*command, str(Path(__file__).with_name("standin.c"))], check=True)
+    return library
+
+
+class Driver:
+    """As much of a GPU's driver as Triton needs to compile and launch."""
+
+    def __init__(self, library: Path) -> None:
+        self.library = ctypes.CDLL(str(library))
+        self.library.cuLaunchKernel.argtypes = [
+            ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
+        ]  # fmt: skip
+        self.utils = self
+        self.launcher_cls = self._launcher
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+    def get_device_properties(self, _device: int) -> dict[str, int]:
+        return {"max_shared_mem": 232448}
+
+    def load_binary(self, name: str, _cubin: bytes, _shared: int, _device: int) -> tuple[int, int, int, int, int]:
+        return 1, ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0, 32, 0, 1024
+
+    def _launcher(self, source: Any, _metadata: Any) -> Any:
+        kinds = list(source.signature.values())
+
+        def launch(gx: int, gy: int, gz: int, stream: int, function: int, packed: Any, *given: Any) -> None:
+            values = [
+                ctypes.c_uint64(value.data_ptr() if kind.startswith("*") else number_bits(kind, value))
+                for kind, value in zip(kinds, given[3:], strict=True)
+                if kind != "constexpr"
+            ]
+            parameters = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
+            error = self.library.cuLaunchKernel(
+                function, gx, gy, gz, 32 * packed[0], 1, 1, packed[2], stream, parameters, None
+            )
+            assert error == 0
+
+        return launch

@@ -1,0 +1,192 @@
+"""Launch plans without a GPU: Triton compiles as for one, and a stand-in for its driver runs the blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from triton.runtime import driver
+
+import opforge
+from opforge.runtime import learning
+from opforge.runtime.native import binding
+from tests.install.proving import prove
+from tests.runtime import standin
+
+ROW = {
+    "rank": [0, 2], "numel": [0, 4096], "layouts": ["contiguous", "empty", "strided", "scalar", "expanded", "offset"],
+    "timed": [[0, 4096, True]],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def libcuda(tmp_path_factory):
+    return standin.build(tmp_path_factory.mktemp("standin"))
+
+
+@pytest.fixture
+def gpu(libcuda, monkeypatch):
+    """Return a stand-in for a GPU's driver, which Triton and the native runtime use."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(learning, "DEVICE_TYPES", {"cpu"})
+    monkeypatch.setattr("opforge.runtime.enabling.DEVICE_TYPES", {"cpu"})
+    binding.load().load_driver(str(libcuda))
+    made = standin.Driver(libcuda)
+    driver.set_active(made)
+    yield made
+    driver._active = None
+
+
+@pytest.fixture
+def enabled(kernels, gpu):
+    """Return a function that enables kernels; plans are made on request."""
+
+    def enable(*ops, **sources):
+        root = kernels({**{op: standin.KERNELS[op] for op in ops}, **sources})
+        return opforge.enable(root, device="cpu", policy="all", learn="request")
+
+    return enable
+
+
+def same_bits(one, other):
+    return torch.equal(one.view(torch.int32), other.view(torch.int32)) and one.stride() == other.stride()
+
+
+def test_a_plan_replays_the_kernel_without_python(enabled, gpu, monkeypatch):
+    made = enabled("neg")
+    first = torch.neg(torch.arange(100.0))
+    assert made.learn()["neg.default"] == {"plans": 1, "refused": {}}
+    monkeypatch.setattr("opforge.runtime.native_slots._PythonPart._run", None)
+    before = gpu.library.standin_launches()
+    for _ in range(3):
+        assert same_bits(torch.neg(torch.arange(100.0)), first)
+    assert gpu.library.standin_launches() == before + 3
+    assert made.counters()["neg.default"] | {"kernel": ""} == {"kernel": "", "served": 4, "aten": {}, "replayed": 3}
+
+
+def test_numbers_strides_aliases_and_offsets_have_plans_of_their_own(enabled, gpu):
+    """A call whose geometry differs in one part from that of a plan is answered by Python, and then by a plan of its own."""
+    made = enabled("mul", "add")
+    base = torch.arange(600.0)
+    calls = [
+        lambda: torch.mul(base[:100], 2.0),
+        lambda: torch.mul(base[:100], 3.0),
+        lambda: torch.mul(base[:100], 3),
+        lambda: torch.mul(base[:101], 3.0),
+        lambda: torch.mul(base[1:101], 3.0),
+        lambda: torch.mul(base[4:104], 3.0),
+        lambda: torch.mul(base[:100].view(10, 10), 3.0),
+        lambda: torch.add(base[:100], base[100:200]),
+        lambda: torch.add(base[:100], base[200:300]),
+        lambda: torch.add(base[:100], base[:100]),
+        lambda: torch.add(base[:100], torch.ones(100)),
+        lambda: torch.add(base[:200:2], torch.ones(100)),
+        lambda: torch.add(base[:100], torch.ones(1).expand(100)),
+    ]
+    expected = [call() for call in calls]
+    report = made.learn()
+    assert report["mul.Tensor"] == {"plans": 7, "refused": {}}
+    assert report["add.Tensor"] == {"plans": 6, "refused": {}}
+    launches = gpu.library.standin_launches()
+    for call, result in zip(calls, expected, strict=True):
+        assert same_bits(call(), result)
+    assert gpu.library.standin_launches() == launches + len(calls)
+    counters = made.counters()
+    assert (counters["mul.Tensor"]["replayed"], counters["add.Tensor"]["replayed"]) == (7, 6)
+    assert (counters["mul.Tensor"]["served"], counters["add.Tensor"]["served"]) == (14, 12)
+
+
+HELPERS = """
+import ctypes, itertools
+
+CACHE, OTHER, COUNT = {}, torch.zeros(4096), itertools.count()
+
+def launch(source, target, factor):
+    scaled[(triton.cdiv(target.numel(), 64),)](source, target, target.numel(), float(factor), BLOCK=64)
+
+def write_unseen(target):
+    with torch._C.DisableTorchFunction():
+        ctypes.memset(target.data_ptr(), 7, 4)
+
+def neg_kernel_impl(self):
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("return torch.empty_like(self).copy_(self)", "calls aten::copy_"),
+        ("return torch.empty_like(self) if float(self.sum()) else self", "calls aten::sum"),
+        ("return CACHE.setdefault(0, torch.empty_like(self))", "neither an argument of the call nor newly allocated"),
+        ("self.data_ptr(); return torch.empty_like(self)", "calls Tensor.data_ptr"),
+        ("launch(self, OTHER, 1.0); return torch.empty_like(self)", "neither the call's nor newly allocated"),
+        ("target = torch.empty_like(self); launch(self, target, next(COUNT)); return target", "did not do the same"),
+        ("target = torch.empty_like(self); launch(self, target[:8], 2.0); return target", "differs from the kernel"),
+        ("target = torch.empty_like(self); write_unseen(target); return target", "launches nothing"),
+        ("target = torch.empty_like(self); launch(self, target, 2.0); write_unseen(target); return target", "differs from"),
+    ],
+)
+def test_kernels_that_do_more_than_a_plan_can_say_have_none(enabled, body, reason):
+    made = enabled(neg=standin.KERNELS["neg"].partition("def neg_kernel_impl")[0] + HELPERS + f"    {body}\n")
+    torch.neg(torch.arange(100.0))
+    report = made.learn()["neg.default"]
+    assert report["plans"] == 0
+    assert reason in " ".join(report["refused"])
+
+
+def test_a_refused_launch_is_answered_by_python_and_the_plan_is_dropped(enabled, gpu):
+    made = enabled("neg")
+    expected = torch.neg(torch.arange(100.0))
+    made.learn()
+    gpu.library.standin_fail_with(701)
+    assert same_bits(torch.neg(torch.arange(100.0)), expected)
+    assert same_bits(torch.neg(torch.arange(100.0)), expected)
+    assert made.counters()["neg.default"]["replayed"] == 0
+    assert made.counters()["neg.default"]["served"] == 3
+
+
+def test_an_error_that_ends_the_use_of_cuda_is_raised(enabled, gpu):
+    made = enabled("neg")
+    torch.neg(torch.arange(100.0))
+    made.learn()
+    gpu.library.standin_fail_with(700)
+    with pytest.raises(RuntimeError, match="refused a kernel's launch: CUDA_ERROR_STAND_IN"):
+        torch.neg(torch.arange(100.0))
+
+
+def test_modes_have_plans_of_their_own(enabled):
+    made = enabled("neg")
+    value = torch.arange(100.0)
+    torch.neg(value)
+    assert made.learn()["neg.default"]["plans"] == 1
+    with torch.no_grad():
+        torch.neg(value)
+        assert made.counters()["neg.default"]["replayed"] == 0
+        made.learn()
+        torch.neg(value)
+        assert made.counters()["neg.default"]["replayed"] == 1
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        torch.neg(value)
+        assert made.counters()["neg.default"]["replayed"] == 1
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+    torch.neg(value)
+    assert made.counters()["neg.default"]["replayed"] == 2
+
+
+def test_gradients_flow_through_replays(enabled):
+    made = enabled("neg")
+    for planned in (False, True):
+        leaf = torch.arange(100.0, requires_grad=True)
+        torch.neg(leaf).sum().backward()
+        assert torch.equal(leaf.grad, torch.full((100,), -1.0))
+        made.learn()
+        assert made.counters()["neg.default"]["served"] == 1 + planned
+    assert made.counters()["neg.default"]["replayed"] == 1
+
+
+def test_disabling_forgets_plans(enabled):
+    with enabled("neg") as made:
+        torch.neg(torch.arange(100.0))
+        made.learn()
+    assert torch.equal(torch.neg(torch.arange(3.0)), -torch.arange(3.0))
