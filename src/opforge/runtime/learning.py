@@ -7,6 +7,7 @@ only if both recordings are equal, and every replay equals the kernel's own resu
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -272,6 +273,7 @@ class Learner:
         self._queue: list[tuple[SlotLike, KernelPlans, CallSpec]] = []
         self._busy = False
         self._thread: tuple[int, threading.Thread] | None = None
+        self._ending = False
 
     def note(
         self, slot: SlotLike, plans: KernelPlans, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -308,19 +310,31 @@ class Learner:
                 item = self._queue.pop(0)
             _learn_one(*item)
 
+    def stop(self) -> None:
+        """End the thread before the interpreter ends; a plan that is being made is finished."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread[0] == os.getpid():
+            thread[1].join()
+
     def _work(self) -> None:
         with _relaxed_capture():
             while True:
                 with self._changed:
                     self._busy = False
                     self._changed.notify_all()
-                    self._changed.wait_for(lambda: self._queue)
+                    self._changed.wait_for(lambda: self._queue or self._ending)
+                    if self._ending:
+                        return
                     item = self._queue.pop(0)
                     self._busy = True
                 _learn_one(*item)
 
 
 LEARNER = Learner()
+atexit.register(LEARNER.stop)
 
 
 def learning_here() -> _Learning | None:

@@ -24,9 +24,9 @@ _ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
 _ABOUT_METADATA = frozenset({
     "result_type", "can_cast", "is_same_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset",
     "is_contiguous", "is_strides_like_format", "is_non_overlapping_and_dense", "size", "stride", "numel", "dim",
-    "layout", "device", "_unsafe_view",
+    "layout", "device",
 })  # fmt: skip
-"""Operators that read no memory. Views are recognised by their schemas."""
+"""Operators that read no memory. Views are recognised by their results."""
 _READS_ADDRESSES = frozenset({"data_ptr", "untyped_storage", "storage", "__dlpack__", "numpy"})
 _ORDINARY_FLOATS = {"fp32": "<f", "fp64": "<d", "fp16": "<e"}
 _INTEGER_BITS = {
@@ -64,14 +64,16 @@ class Recorder:
     def observe_operator(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Take note of a call of an operator; raise NoPlanError if it may launch something."""
         name = operator.name().partition("::")[2].partition(".")[0]
-        made = [t for t in _tensors(result)]
+        made = _tensors(result)
         if name in _EMPTY or name in _ZEROS:
             for tensor in made:
                 self._add_allocation(tensor, zero=name in _ZEROS)
         elif name in ("zero_", "fill_") and self._is_tracked(args[0]):
             self._add_fill(name, args)
-        elif name not in _ABOUT_METADATA and not _is_view(operator):
+        elif name not in _ABOUT_METADATA:
             given = _tensors([*args, *kwargs.values()])
+            if made and not operator._schema.is_mutable and _are_views(made, given):  # noqa: SLF001
+                return
             if any(map(self._is_tracked, given)) or any(t.device.type not in ("cpu", "meta") for t in (*given, *made)):
                 raise NoPlanError(f"it calls {operator.name()}, which may launch a kernel of its own")
 
@@ -268,10 +270,10 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [t for item in value for t in _tensors(item)] if isinstance(value, list | tuple) else []
 
 
-def _is_view(operator: Any) -> bool:
-    """Whether an operator only makes views: each result is an alias that is not written."""
-    schema = operator._schema  # noqa: SLF001  # torch has no public name for it
-    return bool(schema.returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+def _are_views(made: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:
+    """Whether all results are in memory of the arguments. Schemas do not tell: ``contiguous`` may copy."""
+    memories = {_memory(t) for t in given}
+    return all(_memory(t) in memories for t in made)
 
 
 def _memory(tensor: torch.Tensor) -> int:

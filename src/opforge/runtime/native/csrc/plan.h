@@ -84,7 +84,8 @@ struct Plan {
   // Reads what Python has written; see LaunchPlan.encode.
   Plan(const int64_t* words, size_t count) : device(c10::DeviceType::CPU) {
     Reader read{words, words + count};
-    device = c10::Device(static_cast<c10::DeviceType>(read.next()), static_cast<c10::DeviceIndex>(read.next()));
+    const auto type = static_cast<c10::DeviceType>(read.next());
+    device = c10::Device(type, static_cast<c10::DeviceIndex>(read.next()));
     inputs = read.next();
     allocations.resize(read.length());
     for (PlanAllocation& allocation : allocations) {
