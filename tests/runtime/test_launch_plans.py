@@ -9,7 +9,6 @@ from triton.runtime import driver
 import opforge
 from opforge.runtime import learning
 from opforge.runtime.native import binding
-from tests.install.proving import prove
 from tests.runtime import standin
 
 ROW = {
@@ -122,7 +121,10 @@ def neg_kernel_impl(self):
         ("target = torch.empty_like(self); launch(self, target, next(COUNT)); return target", "did not do the same"),
         ("target = torch.empty_like(self); launch(self, target[:8], 2.0); return target", "differs from the kernel"),
         ("target = torch.empty_like(self); write_unseen(target); return target", "launches nothing"),
-        ("target = torch.empty_like(self); launch(self, target, 2.0); write_unseen(target); return target", "differs from"),
+        (
+            "target = torch.empty_like(self); launch(self, target, 2.0); write_unseen(target); return target",
+            "differs from",
+        ),
     ],
 )
 def test_kernels_that_do_more_than_a_plan_can_say_have_none(enabled, body, reason):

@@ -296,7 +296,6 @@ def _native_library() -> NativeLibrary | None:
         library = binding.load()
         if torch.cuda.is_available():
             library.load_driver()
-        return library
     except NativeError as error:
         if str(error) not in _warnings_given:
             _warnings_given.add(str(error))
@@ -306,6 +305,7 @@ def _native_library() -> NativeLibrary | None:
                 stacklevel=2,
             )
         return None
+    return library
 
 
 def _load_once(source: Source, load_error: LoadError | None) -> Function:

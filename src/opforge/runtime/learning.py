@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -41,6 +41,8 @@ _ALL_NOTED, _NOTED_EVERY = 64, 16
 """How many calls without a plan are all noted, and which of the later ones."""
 _MAX_FAILURES = 4
 """Geometries without a plan after which a kernel that has none at all is not tried again."""
+_END_S = 10.0
+"""How long the end of the interpreter waits for a plan that is being made."""
 _MEMORY_SHARE = 8
 """A call is too large if its tensors would take more than this part of the free memory."""
 
@@ -83,7 +85,8 @@ class TensorSpec:
         if 0 in self.sizes:
             return self.offset
         last = sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides, strict=True))
-        return self.offset + (last + 1) * self.dtype.itemsize
+        itemsize: int = self.dtype.itemsize
+        return self.offset + (last + 1) * itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,8 @@ class CallSpec:
             args = _map_specs(self.args, tensor)
             kwargs = {name: _map_specs(value, tensor) for name, value in self.kwargs.items()}
         sizes = [size for t in self.tensors if t.dtype.is_floating_point for size in t.sizes]
-        return SyntheticCall(args, kwargs, memories, max(1, min(sizes, default=2)))
+        limits = [*sizes, *_integers([self.args, [*self.kwargs.values()]])]  # such as the rows of an embedding
+        return SyntheticCall(args, kwargs, memories, min((n for n in limits if n > 0), default=1))
 
     def check_size(self) -> None:
         """Raise NoPlanError if tensors of this size would take too much of the memory."""
@@ -182,6 +186,7 @@ class _ThisThread(threading.local):
 
 
 _this_thread = _ThisThread()
+_streams: dict[torch.device, torch.cuda.Stream] = {}
 _kept: list[Any] = []
 """Compiled kernels whose functions are in plans."""
 
@@ -239,9 +244,7 @@ class _Learning:
                 raise NoPlanError("its replay differs from the kernel")
         return handle
 
-    def _inputs(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[list[torch.Tensor | None], list[bool]]:
+    def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[torch.Tensor | None], list[bool]]:
         """Return the call's tensors as C++ sees them, and which are written; None stands for a number."""
         inputs: list[torch.Tensor | None] = []
         written: list[bool] = []
@@ -275,9 +278,7 @@ class Learner:
         self._thread: tuple[int, threading.Thread] | None = None
         self._ending = False
 
-    def note(
-        self, slot: SlotLike, plans: KernelPlans, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
+    def note(self, slot: SlotLike, plans: KernelPlans, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note a call of a kernel that has no plan for it."""
         if plans.learn == "never" or plans.hopeless or len(plans.noted) >= _MAX_QUEUED:
             return
@@ -317,7 +318,7 @@ class Learner:
             self._changed.notify_all()
             thread = self._thread
         if thread is not None and thread[0] == os.getpid():
-            thread[1].join()
+            thread[1].join(_END_S)
 
     def _work(self) -> None:
         with _relaxed_capture():
@@ -372,7 +373,7 @@ def _side_stream(spec: CallSpec) -> Iterator[None]:
         yield
         return
     with torch.cuda.device(device):
-        stream = torch.cuda.Stream()
+        stream = _streams.setdefault(device, torch.cuda.Stream())  # one for all: each keeps memory of its own
         with torch.cuda.stream(stream):
             yield
         stream.synchronize()
@@ -397,6 +398,12 @@ def _specs(value: Any) -> list[TensorSpec]:
     if isinstance(value, TensorSpec):
         return [value]
     return [s for item in value for s in _specs(item)] if isinstance(value, list | tuple) else []
+
+
+def _integers(value: Any) -> list[int]:
+    if isinstance(value, list | tuple):
+        return [n for item in value for n in _integers(item)]
+    return [value] if type(value) is int else []
 
 
 def _map_specs(value: Any, function: Callable[[TensorSpec], torch.Tensor]) -> Any:

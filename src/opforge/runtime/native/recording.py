@@ -161,15 +161,13 @@ class Recorder:
             raise NoPlanError(f"it returns {type(value).__name__}, not a tensor")
         if value.is_conj() or value.is_neg() or value.device != self._device:
             raise NoPlanError("it returns a view that is conjugated or negated, or a tensor on another device")
-        geometry = value.dtype, value.storage_offset(), tuple(value.shape), value.stride()
         memory = _memory(value)
         for index, made in enumerate(self._allocated):
             if _memory(made) == memory:
-                return Result(True, index, *geometry)
+                return Result(True, index, *_geometry(value))
         for index, given in enumerate(self._inputs):
-            if given is not None and _memory(given) == memory:
-                if geometry == (given.dtype, given.storage_offset(), tuple(given.shape), given.stride()):
-                    return Result(False, index, *geometry)
+            if given is not None and _memory(given) == memory and _geometry(given) == _geometry(value):
+                return Result(False, index, *_geometry(value))
         raise NoPlanError("it returns memory that is neither an argument of the call nor newly allocated")
 
     def _is_tracked(self, value: Any) -> bool:
@@ -179,21 +177,21 @@ class Recorder:
         return any(t is not None and _memory(t) == memory for t in (*self._inputs, *self._allocated))
 
 
-class _WatchOperators(TorchDispatchMode):
+class _WatchOperators(TorchDispatchMode):  # type: ignore[misc]  # torch has no types for it
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self._recorder.observe_operator(func, args, kwargs or {}, result)
         return result
 
 
-class _WatchAddresses(TorchFunctionMode):
+class _WatchAddresses(TorchFunctionMode):  # type: ignore[misc]  # torch has no types for it
     """Refuses kernels that ask where tensors are: their answer holds for one call only."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in _READS_ADDRESSES and not _asked_by_triton_or_us():
             raise NoPlanError(f"it calls Tensor.{name}, and addresses differ from call to call")
@@ -270,6 +268,10 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [t for item in value for t in _tensors(item)] if isinstance(value, list | tuple) else []
 
 
+def _geometry(tensor: torch.Tensor) -> tuple[torch.dtype, int, tuple[int, ...], tuple[int, ...]]:
+    return tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+
+
 def _are_views(made: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> bool:
     """Whether all results are in memory of the arguments. Schemas do not tell: ``contiguous`` may copy."""
     memories = {_memory(t) for t in given}
@@ -283,9 +285,9 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def _memory_start(tensor: torch.Tensor) -> int:
     with torch._C.DisableTorchFunction():  # noqa: SLF001
-        return tensor.untyped_storage().data_ptr()
+        return int(tensor.untyped_storage().data_ptr())
 
 
 def _address(tensor: torch.Tensor) -> int:
     with torch._C.DisableTorchFunction():  # noqa: SLF001
-        return tensor.data_ptr()
+        return int(tensor.data_ptr())
