@@ -7,6 +7,7 @@ import torch
 from triton.runtime import driver
 
 import opforge
+import opforge.errors
 from opforge.runtime import learning
 from opforge.runtime.native import binding
 from tests.runtime import standin
@@ -187,8 +188,40 @@ def test_gradients_flow_through_replays(enabled):
     assert made.counters()["neg.default"]["replayed"] == 1
 
 
-def test_disabling_forgets_plans(enabled):
+def test_disabling_forgets_plans_and_calls_that_were_noted(enabled, gpu):
+    value = torch.arange(100.0)
     with enabled("neg") as made:
-        torch.neg(torch.arange(100.0))
+        torch.neg(value)
         made.learn()
-    assert torch.equal(torch.neg(torch.arange(3.0)), -torch.arange(3.0))
+        with torch.no_grad():
+            torch.neg(value)
+    launches = gpu.library.standin_launches()
+    assert torch.equal(torch.neg(value), -value)
+    assert gpu.library.standin_launches() == launches
+    with enabled("neg") as made, torch.no_grad():
+        torch.neg(value)
+        assert made.learn()["neg.default"] == {"plans": 1, "refused": {}}
+        torch.neg(value)
+        assert made.counters()["neg.default"]["replayed"] == 1
+
+
+def test_a_thread_makes_plans_in_the_background(kernels, gpu):
+    with opforge.enabled(kernels({"neg": standin.KERNELS["neg"]}), device="cpu", policy="all") as made:
+        torch.neg(torch.arange(100.0))
+        assert made.learn()["neg.default"] == {"plans": 1, "refused": {}}  # waits for the thread
+        torch.neg(torch.arange(100.0))
+        assert made.counters()["neg.default"]["replayed"] == 1
+
+
+def test_integers_in_tensors_stay_below_every_size_and_number():
+    """They may be positions: one out of range would write anywhere."""
+    grad, rows = torch.ones(50, 8), torch.zeros(50, dtype=torch.int64)
+    call = learning.CallSpec.of((grad, rows, 5, -1, False), {}).make()
+    for seed in range(20):
+        call.fill(seed)
+        assert 0 <= int(call.args[1].min()) <= int(call.args[1].max()) < 5
+
+
+def test_bad_options_are_refused(kernels):
+    with pytest.raises(opforge.errors.OpforgeError, match="learn='soon' is unknown; allowed: background"):
+        opforge.enable(kernels({"neg": standin.KERNELS["neg"]}), device="cpu", learn="soon")

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -198,23 +198,27 @@ class _Learning:
     op: OperatorSchema
     call: SyntheticCall
     library: NativeLibrary
-    handle: int | None = None
-    why_not: str = "the call did not reach the kernel"
 
     def answer(
-        self, function: Callable[..., Any], aten: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        plans: KernelPlans,
+        function: Callable[..., Any],
+        aten: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Answer the call by a kernel's function, and offer a plan for calls like it; without a plan, by ATen."""
         self.call.fill(0)
         try:
             result = function(*args, **kwargs)  # compiles, and settles what is tuned
-            self.handle = self._make_plan(function, args, kwargs)
+            handle = self._make_plan(function, args, kwargs)
         except NoPlanError as error:
-            self.why_not = str(error)
+            plans.refused[str(error)] += 1
         except Exception as error:  # noqa: BLE001  # kernels raise anything
-            self.why_not = f"it raised {type(error).__name__} on other contents: {error}"
+            plans.refused[f"it raised {type(error).__name__} on other contents: {error}"] += 1
         else:
-            self.library.offer_plan(self.handle)
+            plans.handles.append(handle)
+            self.library.offer_plan(handle)
             return result
         return aten(*args, **kwargs)
 
@@ -261,11 +265,22 @@ class _Learning:
         return inputs, written
 
 
+class PlannedKernel(Protocol):
+    """A kernel that may have launch plans."""
+
+    plans: KernelPlans
+
+
 class SlotLike(Protocol):
     """An operator's slot in C++."""
 
     op: OperatorSchema
     library: NativeLibrary
+
+    @property
+    def kernels(self) -> Sequence[PlannedKernel]:
+        """Return the installed kernels."""
+        ...
 
 
 class Learner:
@@ -344,25 +359,19 @@ def learning_here() -> _Learning | None:
 
 
 def _learn_one(slot: SlotLike, plans: KernelPlans, spec: CallSpec) -> None:
-    learning = None
+    if not any(kernel.plans is plans for kernel in slot.kernels):  # it was disabled
+        return
     try:
         spec.check_size()
         with _side_stream(spec), torch.inference_mode(spec.inference_mode), torch.set_grad_enabled(spec.grad_mode):
-            learning = _Learning(slot.op, spec.make(), slot.library)
-            _this_thread.learning = learning
+            _this_thread.learning = learning = _Learning(slot.op, spec.make(), slot.library)
             _operator(slot.op)(*learning.call.args, **learning.call.kwargs)
     except NoPlanError as error:
         plans.refused[str(error)] += 1
-        return
     except Exception as error:  # noqa: BLE001  # a plan is never worth an error
         plans.refused[f"{type(error).__name__}: {error}"] += 1
-        return
     finally:
         _this_thread.learning = None
-    if learning.handle is None:
-        plans.refused[learning.why_not] += 1
-    else:
-        plans.handles.append(learning.handle)
 
 
 @contextlib.contextmanager

@@ -209,7 +209,7 @@ class _PythonPart:
         function = below_autocast(outcome.kernel.function(needs_grad=outcome.needs_grad))
         if (learning := learning_here()) is not None:
             outcome.count(-1)
-            return learning.answer(function, self.slot.aten_kernel, args, kwargs)
+            return learning.answer(outcome.kernel.plans, function, self.slot.aten_kernel, args, kwargs)
         LEARNER.note(self.slot, outcome.kernel.plans, args, kwargs)
         try:
             result = function(*args, **kwargs)
