@@ -207,8 +207,7 @@ class _PythonPart:
             self.slot.inside.now = False
             return self.slot.answer(args, kwargs, None)
         function = below_autocast(outcome.kernel.function(needs_grad=outcome.needs_grad))
-        if (learning := learning_here()) is not None:
-            outcome.count(-1)
+        if (learning := learning_here()) is not None:  # not a call of the user's: it is not counted
             return learning.answer(outcome.kernel.plans, function, self.slot.aten_kernel, args, kwargs)
         LEARNER.note(self.slot, outcome.kernel.plans, args, kwargs)
         try:

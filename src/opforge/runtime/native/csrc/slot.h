@@ -125,11 +125,17 @@ class Slot {
       const Known known = described ? look_up(thread, geometry, outcome, code) : Known::kNo;
       if (known == Known::kNo) return boxed_.call<Return, Args...>(op_, keys, std::forward<Args>(args)...);
       if (known == Known::kYes && outcome.action != kPass) {
-        if (const Plan* plan = plan_for(outcome, geometry); plan != nullptr) {
-          if (Tensors results; plan->replay(geometry.tensors(), results)) return typed_results<Return>(results);
+        bool refused = false;
+        if (outcome.plan != nullptr) {
+          if (Tensors results; outcome.plan->replay(geometry.tensors(), results)) return typed_results<Return>(results);
+          refused = true;
         }
         c10::Stack stack = c10::impl::boxArgs<Args...>(std::forward<Args>(args)...);
-        act(outcome, code, thread, geometry, keys, &stack, /*plan_was_tried=*/true);
+        if (refused) {
+          to_python(*answer_, keys, &stack, code);
+        } else {
+          act(outcome, code, thread, geometry, keys, &stack);
+        }
         return c10::impl::PopResult<Return>::call(stack);
       }
     }
@@ -155,9 +161,9 @@ class Slot {
     if (entry == nullptr) return Known::kNo;
     Rules& rules = *table->rules;
     outcome = rules.outcomes[entry->outcome];
-    outcome.plans = entry->plans.load(std::memory_order_acquire);
+    if (outcome.action == kRun) outcome.plan = plan_for(*entry, geometry);
     code = rules.generation << kOutcomeBits | entry->outcome;
-    if (outcome.action != kRun) {
+    if (outcome.action != kRun || outcome.plan != nullptr) {
       rules.stripes[thread->stripe].counts[entry->outcome].fetch_add(1, std::memory_order_relaxed);
     }
     return Known::kYes;
@@ -184,14 +190,13 @@ class Slot {
     if (table->find(geometry) == nullptr) table->add(geometry, static_cast<uint8_t>(outcome));
   }
 
-  // Returns a launch plan for a call that a kernel in Python would answer, or nullptr.
-  static const Plan* plan_for(const Outcome& outcome, const Geometry& geometry) {
-    if (outcome.plans == nullptr || outcome.action != kRun) return nullptr;
+  // Returns a launch plan for a call of a geometry, or nullptr.
+  static const Plan* plan_for(const Entry& entry, const Geometry& geometry) {
+    const Plan* plan = entry.plans.load(std::memory_order_acquire);
+    if (plan == nullptr) return nullptr;
     const uint64_t modes = current_modes();
-    for (const Plan* plan = outcome.plans; plan != nullptr; plan = plan->next) {
-      if (plan->modes == modes && plan->fits(geometry)) return plan;
-    }
-    return nullptr;
+    while (plan != nullptr && (plan->modes != modes || !plan->fits(geometry))) plan = plan->next;
+    return plan;
   }
 
   // Adds a plan that Python has offered while it answered a call of this geometry.
@@ -230,19 +235,19 @@ class Slot {
   }
 
   void act(const Outcome& outcome, int64_t code, Thread* thread, const Geometry& geometry, c10::DispatchKeySet keys,
-           c10::Stack* stack, bool plan_was_tried = false) const {
+           c10::Stack* stack) const {
     switch (outcome.action) {
       case kPass:
         return original_.load(std::memory_order_acquire)->callBoxed(op_, keys, stack);
       case kServe:
         return serve(*outcome.kernel, thread, stack) ? void() : to_python(*answer_, keys, stack, code);
       case kRun: {  // Python turns autocast off for the kernel alone: ATen may have to answer after it
-        if (const Plan* plan = plan_was_tried ? nullptr : plan_for(outcome, geometry); plan != nullptr) {
-          if (Tensors results; plan->replay(geometry.tensors(), results)) {
-            stack->resize(stack->size() - arguments_);
-            for (at::Tensor& result : results) stack->emplace_back(std::move(result));
-            return;
-          }
+        if (outcome.plan != nullptr) {
+          Tensors results;
+          if (!outcome.plan->replay(geometry.tensors(), results)) return to_python(*answer_, keys, stack, code);
+          stack->resize(stack->size() - arguments_);
+          for (at::Tensor& result : results) stack->emplace_back(std::move(result));
+          return;
         }
         const InsideKernel inside(thread);
         thread->offered = nullptr;

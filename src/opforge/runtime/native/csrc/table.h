@@ -27,7 +27,7 @@ enum Action : int { kPass, kServe, kRun };  // ATen's kernel, a C++ kernel, a Py
 struct Outcome {
   Action action = kPass;
   const c10::OperatorHandle* kernel = nullptr;  // for kServe
-  const Plan* plans = nullptr;                  // for kRun, of the call's geometry
+  const Plan* plan = nullptr;                   // for kRun, if the call has one
 };
 
 // The outcomes that are possible with the present kernels of an operator.
