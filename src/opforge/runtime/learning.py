@@ -22,9 +22,10 @@ import torch
 
 from .aten_kernels import NUMBER_TYPES
 from .native.binding import NativeLibrary
-from .native.launch_plan import NoPlanError, map_tensors
-from .native.recording import Recorder, record
+from .native.launch_plan import NoPlanError
+from .native.recording import PlanRecorder, record
 from .operator_schema import OperatorSchema
+from .trees import instances, map_instances
 
 LEARN = {
     "background": "a thread of its own makes launch plans for calls that were seen",
@@ -66,7 +67,7 @@ class KernelPlans:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorGeometry:
     """The geometry of a tensor, and how its memory lies to that of the call's other tensors."""
 
     dtype: torch.dtype
@@ -91,10 +92,10 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class CallSpec:
-    """A call without the contents of its tensors: each tensor is a TensorSpec."""
+    """A call without the contents of its tensors: each tensor is a TensorGeometry."""
 
     args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    kwargs: dict[str, Any]
     grad_mode: bool
     inference_mode: bool
 
@@ -102,22 +103,23 @@ class CallSpec:
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallSpec:
         memories: dict[int, tuple[int, int]] = {}
 
-        def spec(tensor: torch.Tensor) -> TensorSpec:
+        def spec(tensor: torch.Tensor) -> TensorGeometry:
             start = tensor.storage_offset() * tensor.element_size()
-            number, base = memories.setdefault(tensor.untyped_storage()._cdata, (len(memories), _base(tensor, start)))  # noqa: SLF001
-            return TensorSpec(
+            memory = tensor.untyped_storage()._cdata  # noqa: SLF001  # torch has no public name for it
+            number, base = memories.setdefault(memory, (len(memories), _base(tensor, start)))
+            return TensorGeometry(
                 tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device, tensor.requires_grad,
                 number, start - base,
             )  # fmt: skip
 
         return cls(
-            map_tensors(args, spec), {name: map_tensors(value, spec) for name, value in kwargs.items()},
+            map_instances(args, torch.Tensor, spec), map_instances(dict(kwargs), torch.Tensor, spec),
             torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
         )  # fmt: skip
 
     @property
-    def tensors(self) -> list[TensorSpec]:
-        return _specs([self.args, [*self.kwargs.values()]])
+    def tensors(self) -> list[TensorGeometry]:
+        return list(instances([self.args, self.kwargs], TensorGeometry))
 
     def make(self) -> SyntheticCall:
         """Return a call with the same geometry."""
@@ -131,17 +133,17 @@ class CallSpec:
             elements = -(-max(t.extent for t in sharing) // sharing[0].dtype.itemsize)
             memories.append(torch.empty(elements, dtype=sharing[0].dtype, device=sharing[0].device))
 
-        def tensor(spec: TensorSpec) -> torch.Tensor:
+        def tensor(spec: TensorGeometry) -> torch.Tensor:
             offset = spec.offset // spec.dtype.itemsize
             made = memories[spec.memory].as_strided(spec.sizes, spec.strides, offset)
             return made.requires_grad_(requires_grad=True) if spec.requires_grad else made
 
         with torch.inference_mode(self.inference_mode):
-            args = _map_specs(self.args, tensor)
-            kwargs = {name: _map_specs(value, tensor) for name, value in self.kwargs.items()}
+            args = map_instances(self.args, TensorGeometry, tensor)
+            kwargs = map_instances(self.kwargs, TensorGeometry, tensor)
         sizes = [size for t in self.tensors if t.dtype.is_floating_point for size in t.sizes]
-        limits = [*sizes, *_integers([self.args, [*self.kwargs.values()]])]  # such as the rows of an embedding
-        return SyntheticCall(args, kwargs, memories, min((n for n in limits if n > 0), default=1))
+        limits = [*sizes, *instances([self.args, self.kwargs], int)]  # such as the rows of an embedding
+        return SyntheticCall(args, kwargs, memories, min((n for n in limits if n > 0 and n is not True), default=1))
 
     def check_size(self) -> None:
         """Raise NoPlanError if tensors of this size would take too much of the memory."""
@@ -181,11 +183,11 @@ class SyntheticCall:
                 memory.random_(0, bound, generator=generator)
 
 
-class _ThisThread(threading.local):
+class _LearningThread(threading.local):
     learning: _Learning | None = None
 
 
-_this_thread = _ThisThread()
+_this_thread = _LearningThread()
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 _kept: list[Any] = []
 """Compiled kernels whose functions are in plans."""
@@ -229,7 +231,7 @@ class _Learning:
         plans = []
         for seed in (1, 2):
             self.call.fill(seed)
-            recorder = Recorder(inputs, written, device)
+            recorder = PlanRecorder(inputs, written, device)
             plan, _result = record(function, args, kwargs, recorder)
             plans.append(plan)
             _kept.extend(recorder.kernels)
@@ -257,7 +259,7 @@ class _Learning:
             if "Tensor" in argument.type and isinstance(value, NUMBER_TYPES):
                 inputs.append(None)
             else:
-                inputs += _flat(value)
+                inputs += instances(value, torch.Tensor)
             written += [argument.writes] * (len(inputs) - len(written))
         device = next((t.device for t in inputs if t is not None and t.device.type in DEVICE_TYPES), None)
         if device is None or any(t is not None and t.device != device for t in inputs):
@@ -265,7 +267,7 @@ class _Learning:
         return inputs, written
 
 
-class PlannedKernel(Protocol):
+class KernelWithPlans(Protocol):
     """A kernel that may have launch plans."""
 
     plans: KernelPlans
@@ -278,7 +280,7 @@ class SlotLike(Protocol):
     library: NativeLibrary
 
     @property
-    def kernels(self) -> Sequence[PlannedKernel]:
+    def kernels(self) -> Sequence[KernelWithPlans]:
         """Return the installed kernels."""
         ...
 
@@ -401,30 +403,6 @@ def _relaxed_capture() -> Iterator[None]:
 def _operator(op: OperatorSchema) -> Any:
     base, _, overload = op.name.partition(".")
     return getattr(getattr(torch.ops.aten, base), overload)
-
-
-def _specs(value: Any) -> list[TensorSpec]:
-    if isinstance(value, TensorSpec):
-        return [value]
-    return [s for item in value for s in _specs(item)] if isinstance(value, list | tuple) else []
-
-
-def _integers(value: Any) -> list[int]:
-    if isinstance(value, list | tuple):
-        return [n for item in value for n in _integers(item)]
-    return [value] if type(value) is int else []
-
-
-def _map_specs(value: Any, function: Callable[[TensorSpec], torch.Tensor]) -> Any:
-    if isinstance(value, TensorSpec):
-        return function(value)
-    return type(value)(_map_specs(item, function) for item in value) if isinstance(value, list | tuple) else value
-
-
-def _flat(value: Any) -> list[torch.Tensor | None]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [t for item in value for t in _flat(item)] if isinstance(value, list | tuple) else []
 
 
 def _bits(value: Any) -> list[torch.Tensor | None]:

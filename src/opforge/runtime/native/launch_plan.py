@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -39,7 +38,7 @@ class Pointer:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class KernelLaunch:
     """A launch of a compiled kernel."""
 
     function: int
@@ -101,7 +100,7 @@ class LaunchPlan:
     inputs: int
     """Number of tensors of a call, with those that stand for numbers."""
     allocations: tuple[Allocation, ...]
-    steps: tuple[Launch | Fill, ...]
+    steps: tuple[KernelLaunch | Fill, ...]
     results: tuple[Result | None, ...]
 
     def encode(self) -> list[int]:
@@ -142,10 +141,3 @@ def scalar_type(dtype: torch.dtype) -> int:
 def signed(bits: int) -> int:
     """Return 64 bits as a signed number."""
     return bits - (1 << 64) if bits >= 1 << 63 else bits
-
-
-def map_tensors(value: Any, function: Any) -> Any:
-    """Return a call's arguments with each tensor replaced by what a function returns for it."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    return type(value)(map_tensors(item, function) for item in value) if isinstance(value, list | tuple) else value

@@ -17,7 +17,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .launch_plan import Allocation, Fill, Launch, LaunchPlan, NoPlanError, Pointer, Result
+from ..trees import instances  # noqa: TID252  # packages carry these files under another name
+from .launch_plan import Allocation, Fill, KernelLaunch, LaunchPlan, NoPlanError, Pointer, Result
 
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 _ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
@@ -35,21 +36,21 @@ _INTEGER_BITS = {
 _patch_lock = threading.Lock()
 
 
-class _ThisThread(threading.local):
-    recorder: Recorder | None = None
+class _RecordingThread(threading.local):
+    recorder: PlanRecorder | None = None
 
 
-_this_thread = _ThisThread()
+_this_thread = _RecordingThread()
 
 
-class Recorder:
+class PlanRecorder:
     """Records one run of a kernel."""
 
     def __init__(self, inputs: Sequence[torch.Tensor | None], written: Sequence[bool], device: torch.device) -> None:
         """Record a run on tensors. ``inputs`` has None for a tensor that Python sees as a number."""
         self._inputs, self._written, self._device = inputs, written, device
         self._allocated: list[torch.Tensor] = []
-        self._steps: list[Launch | Fill] = []
+        self._steps: list[KernelLaunch | Fill] = []
         self.kernels: list[Any] = []
         """Compiled kernels. Their functions are loaded as long as they live."""
 
@@ -64,14 +65,14 @@ class Recorder:
     def observe_operator(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Take note of a call of an operator; raise NoPlanError if it may launch something."""
         name = operator.name().partition("::")[2].partition(".")[0]
-        made = _tensors(result)
+        made = list(instances(result, torch.Tensor))
         if name in _EMPTY or name in _ZEROS:
             for tensor in made:
                 self._add_allocation(tensor, zero=name in _ZEROS)
         elif name in ("zero_", "fill_") and self._is_tracked(args[0]):
             self._add_fill(name, args)
         elif name not in _ABOUT_METADATA:
-            given = _tensors([*args, *kwargs.values()])
+            given = list(instances([args, kwargs], torch.Tensor))
             if made and not operator._schema.is_mutable and _are_views(made, given):  # noqa: SLF001
                 return
             if any(map(self._is_tracked, given)) or any(t.device.type not in ("cpu", "meta") for t in (*given, *made)):
@@ -100,7 +101,7 @@ class Recorder:
         ]
         self.kernels.append(kernel)
         threads = 32 * packed[0]
-        self._steps.append(Launch(function, (grid[0], grid[1], grid[2]), threads, packed[2], (*values, 0, 0)))
+        self._steps.append(KernelLaunch(function, (grid[0], grid[1], grid[2]), threads, packed[2], (*values, 0, 0)))
 
     def _argument(self, kind: Any, value: Any) -> Pointer | int:
         if not isinstance(kind, str):
@@ -178,7 +179,7 @@ class Recorder:
 
 
 class _WatchOperators(TorchDispatchMode):  # type: ignore[misc]  # torch has no types for it
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: PlanRecorder) -> None:
         super().__init__()
         self._recorder = recorder
 
@@ -209,7 +210,7 @@ def record(
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    recorder: Recorder,
+    recorder: PlanRecorder,
 ) -> tuple[LaunchPlan, Any]:
     """Run a kernel and return its plan and its result; raise NoPlanError if it has no plan."""
     with _watched_launches(recorder), _WatchAddresses(), _WatchOperators(recorder):
@@ -218,7 +219,7 @@ def record(
 
 
 @contextlib.contextmanager
-def _watched_launches(recorder: Recorder) -> Iterator[None]:
+def _watched_launches(recorder: PlanRecorder) -> Iterator[None]:
     """Let a recorder see the launches of this thread."""
     compiled = getattr(sys.modules.get("triton.compiler.compiler"), "CompiledKernel", None)
     if compiled is None:
@@ -260,12 +261,6 @@ def number_bits(kind: str, value: Any) -> int:
     if (layout := _ORDINARY_FLOATS.get(kind)) is not None:
         return int.from_bytes(struct.pack(layout, float(value)), "little")
     raise NoPlanError(f"its Triton kernel takes an argument of the type {kind}")
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [t for item in value for t in _tensors(item)] if isinstance(value, list | tuple) else []
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[torch.dtype, int, tuple[int, ...], tuple[int, ...]]:
