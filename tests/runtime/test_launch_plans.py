@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from triton.runtime import driver
@@ -225,3 +227,12 @@ def test_integers_in_tensors_stay_below_every_size_and_number():
 def test_bad_options_are_refused(kernels):
     with pytest.raises(opforge.errors.OpforgeError, match="learn='soon' is unknown; allowed: background"):
         opforge.enable(kernels({"neg": standin.KERNELS["neg"]}), device="cpu", learn="soon")
+
+
+def test_a_forked_child_goes_on_while_a_thread_notes_calls(enabled):
+    enabled("neg")
+    with learning.LEARNER._changed:  # as if another thread held it
+        child = os.fork()
+        if not child:
+            os._exit(not torch.equal(torch.neg(torch.arange(100.0)), -torch.arange(100.0)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -289,10 +289,14 @@ class Learner:
     """Notes calls, and makes launch plans for them."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with nothing noted, also in a forked child, which lacks the threads that may hold the lock."""
         self._changed = threading.Condition()
         self._queue: list[tuple[SlotLike, KernelPlans, CallSpec]] = []
         self._busy = False
-        self._thread: tuple[int, threading.Thread] | None = None
+        self._thread: threading.Thread | None = None
         self._ending = False
 
     def note(self, slot: SlotLike, plans: KernelPlans, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -308,10 +312,9 @@ class Learner:
         plans.noted.add(key)
         with self._changed:
             self._queue.append((slot, plans, spec))
-            if plans.learn == "background" and (self._thread is None or self._thread[0] != os.getpid()):
-                thread = threading.Thread(target=self._work, name="opforge: launch plans", daemon=True)
-                self._thread = (os.getpid(), thread)
-                thread.start()
+            if plans.learn == "background" and self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="opforge: launch plans", daemon=True)
+                self._thread.start()
             self._changed.notify_all()
 
     def learn(self, timeout: float | None = None) -> None:
@@ -334,8 +337,8 @@ class Learner:
             self._ending = True
             self._changed.notify_all()
             thread = self._thread
-        if thread is not None and thread[0] == os.getpid():
-            thread[1].join(_END_S)
+        if thread is not None:
+            thread.join(_END_S)
 
     def _work(self) -> None:
         with _relaxed_capture():
@@ -353,6 +356,7 @@ class Learner:
 
 LEARNER = Learner()
 atexit.register(LEARNER.stop)
+os.register_at_fork(after_in_child=LEARNER.begin)
 
 
 def learning_here() -> _Learning | None:
