@@ -105,6 +105,9 @@ CACHE, OTHER, COUNT = {}, torch.zeros(4096), itertools.count()
 def launch(source, target, factor):
     scaled[(triton.cdiv(target.numel(), 64),)](source, target, target.numel(), float(factor), BLOCK=64)
 
+def is_recorded():
+    return torch._C._len_torch_dispatch_stack() > 0
+
 def write_unseen(target):
     with torch._C.DisableTorchFunction():
         ctypes.memset(target.data_ptr(), 7, 4)
@@ -123,6 +126,7 @@ def neg_kernel_impl(self):
         ("launch(self, OTHER, 1.0); return torch.empty_like(self)", "neither the call's nor newly allocated"),
         ("target = torch.empty_like(self); launch(self, target, next(COUNT)); return target", "did not do the same"),
         ("target = torch.empty_like(self); launch(self, target[:8], 2.0); return target", "differs from the kernel"),
+        ("target = torch.empty_like(self); launch(self, target, is_recorded() - 1.0); return target", "differs from"),
         ("target = torch.empty_like(self); write_unseen(target); return target", "launches nothing"),
         (
             "target = torch.empty_like(self); launch(self, target, 2.0); write_unseen(target); return target",

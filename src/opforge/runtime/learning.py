@@ -171,13 +171,13 @@ class SyntheticCall:
     """Integers in tensors are smaller: they may be positions in others."""
 
     def fill(self, seed: int) -> None:
-        """Give the tensors other contents: floats from 0 to 1, and small integers."""
+        """Give the tensors other contents: floats from 0 to 1 or, with odd seeds, around 0; and small integers."""
         for number, memory in enumerate(self.memories):
             generator = torch.Generator(memory.device).manual_seed(1000 * seed + number)
             if memory.dtype.is_floating_point or memory.dtype.is_complex:
                 wide = memory.dtype if memory.dtype.is_complex or memory.dtype.itemsize > 1 else torch.float32
-                contents = torch.rand(memory.shape, dtype=wide, device=memory.device, generator=generator)
-                memory.copy_(contents)
+                draw = torch.randn if seed % 2 else torch.rand
+                memory.copy_(draw(memory.shape, dtype=wide, device=memory.device, generator=generator))
             else:
                 bound = 2 if memory.dtype == torch.bool else self.bound
                 memory.random_(0, bound, generator=generator)
