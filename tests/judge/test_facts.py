@@ -1,8 +1,10 @@
 """Records of single operators: each names operators that exist, once."""
 
 import pytest
+import torch
 
-from opforge.cases.variants import VARIANTS
+from opforge.cases.variants import VARIANTS, CallTensors
+from opforge.judge.aten_bugs import crashing_variants
 from opforge.judge.facts import _LISTED, OPERATOR_FACTS, OperatorFacts, facts_of
 from opforge.ops import CustomOperator, table
 from opforge.sandbox.guest.situations import SITUATIONS
@@ -36,3 +38,23 @@ def test_all_forms_of_an_operator_share_a_record():
 def test_other_operators_have_no_facts():
     assert facts_of(table().get("cos.default")) == OperatorFacts()
     assert facts_of(CustomOperator.create("topk")) == OperatorFacts()
+
+
+@pytest.mark.parametrize("name", ["special_laguerre_polynomial_l.default", "special_legendre_polynomial_p.default"])
+def test_no_variant_asks_aten_for_endless_work(name):
+    """These take as many steps as their second argument says; the judge once waited for ever."""
+    x, n = torch.rand(5, 5) * 2 - 1, torch.rand(5, 5) * 4
+    for tensors in ((x, n), (x.long(), n.long())):
+        for variant, make in VARIANTS.items():
+            varied = make(CallTensors(tensors, pointwise=True, may_hold_counts=True))
+            if variant not in crashing_variants(table().get(name)) and varied is not None:
+                assert not (varied[1].double() > 1e6).any(), variant
+
+
+def test_no_variant_has_fewer_elements_than_a_fourier_transform_is_told():
+    """ATen reads as many elements as ``last_dim_size`` says; the judge once died of it."""
+    spectrum = torch.randn(5, 6, 5, dtype=torch.complex64)
+    for variant, make in VARIANTS.items():
+        varied = make(CallTensors((spectrum,)))
+        if variant not in crashing_variants(table().get("_fft_c2r.default")) and varied is not None:
+            assert all(new >= old for new, old in zip(varied[0].shape, spectrum.shape, strict=True)), variant

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import pwd
 import py_compile
 import re
 import shutil
@@ -549,3 +550,11 @@ def test_a_kernel_reads_what_its_digest_covers_and_nothing_else_beside_it(judge_
     assert verdict == "error"
     assert "PermissionError" in reason
     assert "only those files beside it that its source imports or names in full" in reason
+
+
+def test_a_home_folder_within_another_is_named_first(tmp_path, monkeypatch):
+    """Then a message says ``~`` for the folder that the user calls so."""
+    inner = tmp_path / "tmp" / "home"
+    monkeypatch.setenv("HOME", str(inner))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _user: type("Entry", (), {"pw_dir": str(tmp_path)}))
+    assert readable_paths.home_folders.__wrapped__() == (str(inner), str(tmp_path))

@@ -53,7 +53,7 @@ class OperatorFacts:
     """Check of every single draw."""
 
     crashes_on: tuple[str, ...] = ()
-    """Variants on which ATen writes out of bounds, reads uninitialised memory, or aborts.
+    """Variants on which ATen accesses memory out of bounds, reads uninitialised memory, aborts, or never ends.
 
     One operator copies lazy clones in a parallel loop, which its own assertion forbids; others resize them.
     """
@@ -387,7 +387,14 @@ _LISTED: dict[tuple[str, ...], OperatorFacts] = {
     ("linalg_lstsq",): OperatorFacts(generalises=("matrix product", "inverse"), crashes_on=("argument:rcond",)),
     ("cdist", "pdist", "_euclidean_dist"): OperatorFacts(operations=("distance",)),
     ("_pdist_backward",): OperatorFacts(crashes_on=("empty",)),
-    ("_fft_c2c", "_fft_r2c", "_fft_c2r"): OperatorFacts(operations=("Fourier transform",)),
+    ("_fft_c2c", "_fft_r2c"): OperatorFacts(operations=("Fourier transform",)),
+    ("_fft_c2r",): OperatorFacts(  # believes last_dim_size
+        operations=("Fourier transform",),
+        crashes_on=("argument:last_dim_size", "argument:dim", "empty", "zero_dim", "long_rows", "long_pitched"),
+    ),
+    ("special_laguerre_polynomial_l", "special_legendre_polynomial_p"): OperatorFacts(  # as many steps as n says
+        crashes_on=("extremes", "inf", "integers", "magnitudes", "meeting", "wide_integers"),
+    ),
 
     # Pooling and resampling
     ("max_pool2d",): OperatorFacts(operations=("maximum pooling",)),

@@ -53,14 +53,16 @@ def gpu_devices() -> list[str]:
 
 @functools.cache
 def home_folders() -> tuple[str, ...]:
-    """Return the user's home folder, according to the environment and to the system.
+    """Return the user's home folder, according to the environment and to the system; a folder in another comes first.
 
     Call once before a worker's environment is made.
     """
     named = {os.path.expanduser("~")}
     with contextlib.suppress(KeyError):
         named.add(pwd.getpwuid(os.getuid()).pw_dir)
-    return tuple(sorted(os.path.realpath(name) for name in named if name not in ("", "/", "~")))
+    return tuple(
+        sorted((os.path.realpath(name) for name in named if name not in ("", "/", "~")), key=len, reverse=True)
+    )
 
 
 def kernel_readable_paths(file: str | None, library: str | None = None) -> list[str]:
