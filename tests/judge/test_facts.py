@@ -40,14 +40,17 @@ def test_other_operators_have_no_facts():
     assert facts_of(CustomOperator.create("topk")) == OperatorFacts()
 
 
-@pytest.mark.parametrize("name", ["special_laguerre_polynomial_l.default", "special_legendre_polynomial_p.default"])
+@pytest.mark.parametrize(
+    "name",
+    ["laguerre_polynomial_l", "legendre_polynomial_p", "shifted_chebyshev_polynomial_u", "chebyshev_polynomial_w"],
+)
 def test_no_variant_asks_aten_for_endless_work(name):
     """These take as many steps as their second argument says; the judge once waited for ever."""
     x, n = torch.rand(5, 5) * 2 - 1, torch.rand(5, 5) * 4
     for tensors in ((x, n), (x.long(), n.long())):
         for variant, make in VARIANTS.items():
             varied = make(CallTensors(tensors, pointwise=True, may_hold_counts=True))
-            if variant not in crashing_variants(table().get(name)) and varied is not None:
+            if variant not in crashing_variants(table().get(f"special_{name}.default")) and varied is not None:
                 assert not (varied[1].double() > 1e6).any(), variant
 
 

@@ -392,7 +392,13 @@ _LISTED: dict[tuple[str, ...], OperatorFacts] = {
         operations=("Fourier transform",),
         crashes_on=("argument:last_dim_size", "argument:dim", "empty", "zero_dim", "long_rows", "long_pitched"),
     ),
-    ("special_laguerre_polynomial_l", "special_legendre_polynomial_p"): OperatorFacts(  # as many steps as n says
+    (  # take as many steps as n says
+        "special_laguerre_polynomial_l", "special_legendre_polynomial_p",
+        "special_chebyshev_polynomial_t", "special_chebyshev_polynomial_u",
+        "special_chebyshev_polynomial_v", "special_chebyshev_polynomial_w",
+        "special_shifted_chebyshev_polynomial_t", "special_shifted_chebyshev_polynomial_u",
+        "special_shifted_chebyshev_polynomial_v", "special_shifted_chebyshev_polynomial_w",
+    ): OperatorFacts(
         crashes_on=("extremes", "inf", "integers", "magnitudes", "meeting", "wide_integers"),
     ),
 
