@@ -125,6 +125,14 @@ def neg_kernel_impl(self):
         ("self.data_ptr(); return torch.empty_like(self)", "calls Tensor.data_ptr"),
         ("launch(self, OTHER, 1.0); return torch.empty_like(self)", "neither the call's nor newly allocated"),
         ("target = torch.empty_like(self); launch(self, target, next(COUNT)); return target", "did not do the same"),
+        (
+            "target = torch.empty_like(self); launch(self, target, self.storage_offset()); return target",
+            "did not do the same",
+        ),
+        (
+            "target = torch.empty_like(self); launch(self.as_strided((50,), (1,), 9), target, 2.0); return target",
+            "not do the same",
+        ),
         ("target = torch.empty_like(self); launch(self, target[:8], 2.0); return target", "differs from the kernel"),
         ("target = torch.empty_like(self); launch(self, target, is_recorded() - 1.0); return target", "differs from"),
         ("target = torch.empty_like(self); write_unseen(target); return target", "launches nothing"),
@@ -136,7 +144,7 @@ def neg_kernel_impl(self):
 )
 def test_kernels_that_do_more_than_a_plan_can_say_have_none(enabled, body, reason):
     made = enabled(neg=standin.KERNELS["neg"].partition("def neg_kernel_impl")[0] + HELPERS + f"    {body}\n")
-    torch.neg(torch.arange(100.0))
+    torch.neg(torch.arange(108.0)[8:])
     report = made.learn()["neg.default"]
     assert report["plans"] == 0
     assert reason in " ".join(report["refused"])

@@ -22,7 +22,7 @@ import torch
 
 from .aten_kernels import NUMBER_TYPES
 from .native.binding import NativeLibrary
-from .native.launch_plan import NoPlanError
+from .native.launch_plan import LaunchPlan, NoPlanError
 from .native.recording import PlanRecorder, record
 from .operator_schema import OperatorSchema
 from .trees import instances, map_instances
@@ -35,6 +35,7 @@ LEARN = {
 DEVICE_TYPES = {"cuda"}
 """Devices whose kernels can have launch plans."""
 _ALIGNMENT = 16
+_SHIFT = 3 * _ALIGNMENT
 _POISONS = (0xA5, 0x5A, 0xFF)
 """Bytes with which a replay's memory is filled before it, one for each comparison."""
 _MAX_QUEUED = 1024
@@ -121,20 +122,25 @@ class CallSpec:
     def tensors(self) -> list[TensorGeometry]:
         return list(instances([self.args, self.kwargs], TensorGeometry))
 
-    def make(self) -> SyntheticCall:
-        """Return a call with the same geometry."""
+    def make(self, shift: int = 0) -> SyntheticCall:
+        """Return a call with the same geometry.
+
+        Tensors that begin somewhere in their memory begin ``shift`` bytes later: a geometry does not say where.
+        """
         memories: list[torch.Tensor] = []
+        shifts: list[int] = []
         for number in range(1 + max((t.memory for t in self.tensors), default=-1)):
             sharing = [t for t in self.tensors if t.memory == number]
             if len({t.dtype for t in sharing}) > 1:
                 raise NoPlanError("tensors of different dtypes share memory")
             if min(t.offset for t in sharing) < 0 or any(t.offset % t.dtype.itemsize for t in sharing):
                 raise NoPlanError("a tensor does not begin at a whole element of its memory")
-            elements = -(-max(t.extent for t in sharing) // sharing[0].dtype.itemsize)
+            shifts.append(shift if all(t.offset for t in sharing) else 0)
+            elements = -(-(max(t.extent for t in sharing) + shifts[-1]) // sharing[0].dtype.itemsize)
             memories.append(torch.empty(elements, dtype=sharing[0].dtype, device=sharing[0].device))
 
         def tensor(spec: TensorGeometry) -> torch.Tensor:
-            offset = spec.offset // spec.dtype.itemsize
+            offset = (spec.offset + shifts[spec.memory]) // spec.dtype.itemsize
             made = memories[spec.memory].as_strided(spec.sizes, spec.strides, offset)
             return made.requires_grad_(requires_grad=True) if spec.requires_grad else made
 
@@ -199,6 +205,8 @@ class _Learning:
 
     op: OperatorSchema
     call: SyntheticCall
+    shifted: SyntheticCall
+    """A call of the same geometry, with tensors elsewhere in their memory."""
     library: NativeLibrary
 
     def answer(
@@ -225,30 +233,31 @@ class _Learning:
         return aten(*args, **kwargs)
 
     def _make_plan(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        inputs, written = self._inputs(args, kwargs)
-        tensors = [t for t in inputs if t is not None]
-        device = next(t.device for t in tensors)
-        plans = []
-        for seed in (1, 2):
-            self.call.fill(seed)
-            recorder = PlanRecorder(inputs, written, device)
-            plan, _result = record(function, args, kwargs, recorder)
-            plans.append(plan)
-            _kept.extend(recorder.kernels)
-        if plans[0] != plans[1]:
+        self.call.fill(1)
+        plan = self._record(function, args, kwargs)
+        self.shifted.fill(2)
+        args, kwargs = self.shifted.args, self.shifted.kwargs
+        if self._record(function, args, kwargs) != plan:
             raise NoPlanError("it did not do the same in two runs of the same geometry")
-        if not plans[0].steps and plans[0].allocations:
+        if not plan.steps and plan.allocations:
             raise NoPlanError("it launches nothing")
-        handle = self.library.make_plan(plans[0].encode())
-        numbers = [t if t is not None else torch.zeros((), device="cpu") for t in inputs]
+        handle = self.library.make_plan(plan.encode())
+        inputs = [t if t is not None else torch.zeros((), device="cpu") for t in self._inputs(args, kwargs)[0]]
         for seed, poison in enumerate(_POISONS, start=3):
-            self.call.fill(seed)
-            expected = _bits([function(*args, **kwargs), self.call.memories])
-            self.call.fill(seed)
-            actual = _bits([self.library.replay(numbers, handle, poison), self.call.memories])
+            self.shifted.fill(seed)
+            expected = _bits([function(*args, **kwargs), self.shifted.memories])
+            self.shifted.fill(seed)
+            actual = _bits([self.library.replay(inputs, handle, poison), self.shifted.memories])
             if len(expected) != len(actual) or not all(map(_equal, expected, actual)):
                 raise NoPlanError("its replay differs from the kernel")
         return handle
+
+    def _record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaunchPlan:
+        inputs, written = self._inputs(args, kwargs)
+        recorder = PlanRecorder(inputs, written, next(t.device for t in inputs if t is not None))
+        plan = record(function, args, kwargs, recorder)
+        _kept.extend(recorder.kernels)
+        return plan
 
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[torch.Tensor | None], list[bool]]:
         """Return the call's tensors as C++ sees them, and which are written; None stands for a number."""
@@ -370,7 +379,7 @@ def _learn_one(slot: SlotLike, plans: KernelPlans, spec: CallSpec) -> None:
     try:
         spec.check_size()
         with _side_stream(spec), torch.inference_mode(spec.inference_mode), torch.set_grad_enabled(spec.grad_mode):
-            _this_thread.learning = learning = _Learning(slot.op, spec.make(), slot.library)
+            _this_thread.learning = learning = _Learning(slot.op, spec.make(), spec.make(_SHIFT), slot.library)
             _operator(slot.op)(*learning.call.args, **learning.call.kwargs)
     except NoPlanError as error:
         plans.refused[str(error)] += 1

@@ -87,7 +87,7 @@ class Result:
     index: int
     dtype: torch.dtype
     offset: int
-    """Elements from the start of the memory."""
+    """Elements from the start of allocated memory; 0 for a tensor of the call."""
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
 

@@ -168,7 +168,7 @@ class PlanRecorder:
                 return Result(True, index, *_geometry(value))
         for index, given in enumerate(self._inputs):
             if given is not None and _memory(given) == memory and _geometry(given) == _geometry(value):
-                return Result(False, index, *_geometry(value))
+                return Result(False, index, value.dtype, 0, tuple(value.shape), value.stride())
         raise NoPlanError("it returns memory that is neither an argument of the call nor newly allocated")
 
     def _is_tracked(self, value: Any) -> bool:
@@ -211,11 +211,11 @@ def record(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     recorder: PlanRecorder,
-) -> tuple[LaunchPlan, Any]:
-    """Run a kernel and return its plan and its result; raise NoPlanError if it has no plan."""
+) -> LaunchPlan:
+    """Run a kernel and return its plan; raise NoPlanError if it has no plan."""
     with _watched_launches(recorder), _WatchAddresses(), _WatchOperators(recorder):
         result = function(*args, **kwargs)
-    return recorder.plan(result), result
+    return recorder.plan(result)
 
 
 @contextlib.contextmanager
