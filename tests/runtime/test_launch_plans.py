@@ -191,6 +191,22 @@ def test_modes_have_plans_of_their_own(enabled):
     assert made.counters()["neg.default"]["replayed"] == 2
 
 
+def test_a_mode_that_changes_during_a_recording_leaves_no_plan(enabled):
+    change = "torch.use_deterministic_algorithms(True); target = torch.empty_like(self)"
+    body = f"    {change}; launch(self, target, -1.0); return target\n"
+    made = enabled(neg=standin.KERNELS["neg"].partition("def neg_kernel_impl")[0] + HELPERS + body)
+    try:
+        torch.neg(torch.arange(100.0))
+        torch.use_deterministic_algorithms(mode=False)
+        made.learn()
+        for mode in (True, False):
+            torch.use_deterministic_algorithms(mode=mode)
+            torch.neg(torch.arange(100.0))
+            assert made.counters()["neg.default"]["replayed"] == 0
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+
+
 def test_gradients_flow_through_replays(enabled):
     made = enabled("neg")
     for planned in (False, True):

@@ -1,4 +1,4 @@
-"""Calls through slots in C++: what is passed on, what is decided once, what is counted, and what is left behind."""
+"""Calls through slots in C++: passed on, decided once, counted; and the dispatcher after them."""
 
 from __future__ import annotations
 

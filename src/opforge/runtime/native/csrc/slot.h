@@ -199,8 +199,10 @@ class Slot {
     return plan;
   }
 
-  // Adds a plan that Python has offered while it answered a call of this geometry.
-  void attach(Plan* plan, const Geometry& geometry, int64_t code) const {
+  // Adds a plan that Python has offered while it answered a call of this geometry. If modes were changed meanwhile,
+  // nobody knows in which ones it was recorded.
+  void attach(Plan* plan, const Geometry& geometry, uint64_t modes, int64_t code) const {
+    if (current_modes() != modes) return;
     const std::lock_guard<std::mutex> guard(writers_lock());
     const Table* table = table_.load();
     if (table == nullptr || table->rules->generation != code >> kOutcomeBits) return;
@@ -209,7 +211,7 @@ class Slot {
     int count = 0;
     for (const Plan* other = entry->plans.load(); other != nullptr; other = other->next) ++count;
     if (count >= kMaxPlansOfGeometry) return;
-    plan->modes = current_modes();
+    plan->modes = modes;
     plan->numbers.assign(geometry.numbers().begin(), geometry.numbers().end());
     plan->next = entry->plans.load();
     entry->plans.store(plan, std::memory_order_release);
@@ -250,9 +252,10 @@ class Slot {
           return;
         }
         const InsideKernel inside(thread);
+        const uint64_t modes = current_modes();
         thread->offered = nullptr;
         to_python(*run_, keys, stack, code);
-        if (thread->offered != nullptr) attach(std::exchange(thread->offered, nullptr), geometry, code);
+        if (thread->offered != nullptr) attach(std::exchange(thread->offered, nullptr), geometry, modes, code);
         return;
       }
     }
