@@ -1,12 +1,12 @@
-"""Real architectures with kernels in ATen's place: are results right, which kernels served, what does it take; and a training run.
+"""Real architectures with kernels in ATen's place: are results right, which kernels serve, what do they cost; and a training run.
 
     python benchmarks/under_models.py --device cuda --json FILE        # six architectures, then 200 steps of training
-    python benchmarks/under_models.py --only BertForMaskedLM --layers 1 --batch 1 --seq 16 --steps 0
+    python benchmarks/under_models.py --only BertForMaskedLM --layers 1 --batches 1 --seq 16 --steps 0
 
-First the calls that the suite `torchbench` has of these models are judged, so that the kernels have proofs. Then each model, made
-from its configuration with random weights, runs with ATen alone, with what is proven (`policy="proven"`), and with all kernels
-(`policy="all"`), in turns. Errors are against a run in float64: the largest difference, over the largest value. A decoder that
-keeps a cache makes 16 more calls with a token each.
+First the models' calls are traced, without computing, and the kernels are judged and timed on them as they will be served
+(`--runtime native`), which leaves proofs. Then each model, with random weights, runs at a small and a large batch with ATen
+alone, with what is proven (`policy="proven"`), and with all kernels (`policy="all"`), in turns. Errors are against a run in
+float64: the largest difference, over the largest value. A decoder that keeps a cache makes 16 more calls with a token each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,10 @@ from typing import Any
 import torch
 
 import opforge
-from opforge.suites.torchbench import DATA
 from opforge.traces import trace_file
 from opforge.traces.architectures import ModelWithInputs, build_model
+from opforge.traces.collect import Collector
+from opforge.traces.record import record, recording_metadata
 from opforge.traces.zoo import architectures
 
 KERNELS = Path(__file__).parents[1] / "examples" / "triton_kernels"
@@ -46,6 +47,8 @@ SIX = {
 }
 LAYERS = {"LlamaForCausalLM": 8, "MixtralForCausalLM": 2}
 """Of the large ones; the others have all of theirs."""
+TRACED_LAYERS = 1
+"""Layers repeat shapes."""
 TOKENS, ROUNDS, RUNS = 16, 5, 3
 WAYS = ("ATen", "proven", "all")
 
@@ -54,9 +57,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--kernels", type=Path, default=KERNELS)
-    parser.add_argument("--trace", type=Path, default=DATA, help="where calls to be judged come from")
+    parser.add_argument(
+        "--trace", type=Path, help="a trace of the models' calls; made, and kept here, if it is not there"
+    )
     parser.add_argument("--only", default=",".join(SIX), help="names of architectures; '' trains alone")
-    for name in ("layers", "batch", "seq"):
+    parser.add_argument("--batches", default="1,8", help="batch sizes")
+    parser.add_argument("--runtime", default="native", help="in which kernels are judged and timed: native or python")
+    for name in ("layers", "seq"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--steps", type=int, default=200, help="of training")
     parser.add_argument("--keep", type=Path, help="a folder for proven kernels; what is in one is not proven again")
@@ -70,14 +77,19 @@ def main() -> None:
         proven = kernels.exists()
         if not proven:
             shutil.copytree(options.kernels, kernels, ignore=shutil.ignore_patterns("*.proof.json", "__pycache__"))
+        batches = [int(batch) for batch in options.batches.split(",")]
         if names and not proven:
-            found["proving"] = prove(kernels, options.trace, names, options.device)
+            trace = options.trace or Path(folder) / "calls.parquet"
+            if not trace.exists():
+                record_calls(trace, names, batches, options)
+            found["proving"] = prove(kernels, trace, names, options)
             keep(found, options.json)
         for name in names:
-            settings = settings_of(name, options)
-            found["models"][name] = under(name, settings, kernels, options.device)
-            show(name, found["models"][name])
-            keep(found, options.json)
+            for batch in batches:
+                outcome = under(name, settings_of(name, batch, options), kernels, options.device)
+                found["models"][f"{name}, batch {batch}"] = outcome
+                show(f"{name}, batch {batch}", outcome)
+                keep(found, options.json)
         if options.steps:
             found["training"] = train(kernels, options.device, options.steps)
             show_training(found["training"])
@@ -94,46 +106,50 @@ def device_words(device: str) -> str:
     return torch.cuda.get_device_name() if device.startswith("cuda") else "cpu"
 
 
-def prove(kernels: Path, trace: Path, names: list[str], device: str) -> dict[str, Any]:
+def record_calls(trace: Path, names: list[str], batches: list[int], options: argparse.Namespace) -> None:
+    """Trace the models on tensors without contents."""
+    collector, settings = Collector(), None
+    for name in names:
+        for batch in batches:
+            target, settings = settings_of(name, batch, options)
+            settings = replace(settings, fake=True, device="cpu", layers=TRACED_LAYERS)
+            if error := record(collector, target, settings, lambda *_: None).error:
+                sys.exit(f"{name} could not be traced: {error}")
+    assert settings is not None
+    trace_file.write_trace(trace, collector.merged_trace(recording_metadata(settings, sys.argv)))
+
+
+def prove(kernels: Path, trace: Path, names: list[str], options: argparse.Namespace) -> dict[str, Any]:
     """Judge and time the kernels on the calls that the models make, which leaves proofs beside them."""
     made = trace_file.read_trace(trace)
     served = {folder.name for folder in kernels.iterdir()}
     calls = [
         call
         for call in made.calls
-        if any(seen.model in names and seen.phase == "forward" for seen in call.seen)
-        and call.op.split(".")[0] in served
+        if any(name in seen.model for seen in call.seen for name in names) and call.op.split(".")[0] in served
     ]
-    chosen, out = kernels.parent / "calls.parquet", kernels.parent / "proving"
+    chosen, out = kernels.parent / "chosen.parquet", kernels.parent / "proving"
     trace_file.write_trace(chosen, replace(made, calls=calls))
     begun = time.monotonic()
-    words = ["--suite", str(chosen), "--backend", "directory", "--ops-directory", str(kernels), "--device", device]
-    command = [
-        sys.executable,
-        "-m",
-        "opforge.cli",
-        "run",
-        *words,
-        "--out",
-        str(out),
-        "--workers",
-        str(os.cpu_count() or 1),
-    ]
+    words = {
+        "suite": chosen, "backend": "directory", "ops-directory": kernels, "device": options.device,
+        "runtime": options.runtime, "out": out, "workers": os.cpu_count() or 1,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "opforge.cli", "run"]
+    command += [word for key, value in words.items() for word in (f"--{key}", str(value))]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode not in (0, 1):
         sys.exit("the kernels could not be judged")
-    print(
-        f"{len(calls)} calls of these models judged and timed in {time.monotonic() - begun:.0f} s\n{done.stdout}",
-        flush=True,
-    )
-    return {"calls": len(calls), "seconds": time.monotonic() - begun, "said": done.stdout}
+    took = time.monotonic() - begun
+    print(f"{len(calls)} calls of these models judged and timed in {took:.0f} s\n{done.stdout}", flush=True)
+    return {"calls": len(calls), "seconds": took, "said": done.stdout}
 
 
-def settings_of(name: str, options: argparse.Namespace) -> tuple[Any, Any]:
+def settings_of(name: str, batch: int, options: argparse.Namespace) -> tuple[Any, Any]:
     (one,) = [a for a in architectures() if a.target.name == name]
     _, settings = next(one.runs(options.device))
-    wanted = {key: value for key in ("batch", "seq") if (value := getattr(options, key))}
-    return one.target, replace(settings, layers=options.layers or LAYERS.get(name), **wanted)
+    seq = options.seq or settings.seq
+    return one.target, replace(settings, layers=options.layers or LAYERS.get(name), batch=batch, seq=seq)
 
 
 def under(name: str, made_from: tuple[Any, Any], kernels: Path, device: str) -> dict[str, Any]:
@@ -148,7 +164,11 @@ def under(name: str, made_from: tuple[Any, Any], kernels: Path, device: str) -> 
     for way in WAYS:
         with installed(way, kernels, device) as enabled:
             answers[way] = call(made)
-            counters[way] = enabled.counters() if enabled else {}
+            if enabled:
+                enabled.learn()
+                before = enabled.counters()
+                answers[way] = call(made)
+                counters[way] = difference(enabled.counters(), before)
     outcome["counters"] = {way: counted(counters[way]) for way in WAYS[1:]}
     times = race(made, kernels, device)
     outcome["ms"] = {way: statistics.median(times[way]) for way in WAYS}
@@ -161,8 +181,26 @@ def under(name: str, made_from: tuple[Any, Any], kernels: Path, device: str) -> 
 
 @contextmanager
 def installed(way: str, kernels: Path, device: str) -> Iterator[Any]:
-    with nullcontext() if way == "ATen" else opforge.enabled(kernels, device=device, policy=way) as enabled:
+    if way == "ATen":
+        yield None
+        return
+    with opforge.enabled(kernels, device=device, policy=way, learn="request") as enabled:
         yield enabled
+
+
+def difference(after: dict[str, dict[str, Any]], before: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what was counted between two looks at the counters."""
+    found = {}
+    for op, row in after.items():
+        old = before[op]
+        aten = {reason: count - old["aten"].get(reason, 0) for reason, count in row["aten"].items()}
+        found[op] = {
+            "served": row["served"] - old["served"],
+            "replayed": row.get("replayed", 0) - old.get("replayed", 0),
+            "planned": "replayed" in row,
+            "aten": {reason: count for reason, count in aten.items() if count},
+        }
+    return found
 
 
 def call(made: ModelWithInputs) -> list[torch.Tensor]:
@@ -181,7 +219,10 @@ def race(made: ModelWithInputs, kernels: Path, device: str) -> dict[str, list[fl
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for turn in range(ROUNDS + 1):
         for way in WAYS[turn % 3 :] + WAYS[: turn % 3]:
-            with installed(way, kernels, device):
+            with installed(way, kernels, device) as enabled:
+                call(made)
+                if enabled:
+                    enabled.learn()
                 call(made)
                 settle(device)
                 begun = time.perf_counter()
@@ -231,7 +272,12 @@ def counted(counters: dict[str, dict[str, Any]]) -> dict[str, Any]:
     for row in met.values():
         for reason, count in row["aten"].items():
             reasons[reason] = reasons.get(reason, 0) + count
-    return {"served": {op: row["served"] for op, row in met.items() if row["served"]}, "aten": reasons}
+    return {
+        "served": {op: row["served"] for op, row in met.items() if row["served"]},
+        "replayed": sum(row["replayed"] for row in met.values()),
+        "planned": sum(row["served"] for row in met.values() if row["planned"]),
+        "aten": reasons,
+    }
 
 
 def show(name: str, outcome: dict[str, Any]) -> None:
@@ -241,28 +287,37 @@ def show(name: str, outcome: dict[str, Any]) -> None:
         line = f"  {way:7} {outcome['ms'][way]:8.2f} ms ({rounds[0]:.2f} to {rounds[-1]:.2f})"
         line += f"   error against {outcome['standard']} {outcome['error'][way]:.2e}"
         if way != "ATen":
+            line += f", {outcome['ms'][way] / outcome['ms']['ATen']:.3f} × ATen"
             line += f" ({outcome['error'][way] / outcome['error']['ATen']:.2f} of ATen's), same choice {outcome['same_choice'][way]:.2%}"
         print(line)
     for way in WAYS[1:]:
         tally = outcome["counters"][way]
         served = ", ".join(f"{op} {n}" for op, n in tally["served"].items()) or "none"
         print(
-            f"  {way}: served {sum(tally['served'].values())} ({served}); to ATen {sum(tally['aten'].values())} {tally['aten'] or ''}"
+            f"  {way}: served {sum(tally['served'].values())} ({served}), {tally['replayed']} replayed of {tally['planned']} "
+            f"served by kernels with plans; to ATen {sum(tally['aten'].values())} {tally['aten'] or ''}"
         )
     sys.stdout.flush()
 
 
 def train(kernels: Path, device: str, steps: int) -> dict[str, Any]:
-    """Train one small decoder with ATen and with all kernels, from the same weights on the same data."""
-    curves, tally = {}, {}
-    for way, narrow, placing in (("ATen", True, "ATen"), ("kernels", True, "all"), ("ATen in float32", False, "ATen")):
-        with installed(placing, kernels, device) as enabled:
-            begun = time.monotonic()
-            curves[way] = curve(device, steps, narrow=narrow)
-            print(f"{steps} steps, {way}: {time.monotonic() - begun:.1f} s", flush=True)
+    """Train one small decoder in each way, from the same weights on the same data."""
+    outcome: dict[str, Any] = {"curves": {}, "seconds": {}, "counters": {}}
+    ways = [*((way, True) for way in WAYS), ("ATen in float32", False), *((way, True) for way in WAYS)]
+    for way, narrow in ways:  # twice: the better time of each counts
+        with installed(way if narrow else "ATen", kernels, device) as enabled:
+            curve(device, 2, narrow=narrow)
             if enabled:
-                tally = counted(enabled.counters())
-    return {"curves": curves, "counters": tally}
+                enabled.learn()
+            before = enabled.counters() if enabled else {}
+            settle(device)
+            begun = time.monotonic()
+            outcome["curves"][way] = curve(device, steps, narrow=narrow)
+            took = time.monotonic() - begun
+            outcome["seconds"][way] = min(took, outcome["seconds"].get(way, took))
+            if enabled:
+                outcome["counters"][way] = counted(difference(enabled.counters(), before))
+    return outcome
 
 
 def curve(device: str, steps: int, *, narrow: bool) -> list[float]:
@@ -311,8 +366,13 @@ def show_training(outcome: dict[str, Any]) -> None:
     for way in list(curves)[1:]:
         off: Callable[[tuple[float, float]], float] = lambda pair: abs(pair[0] - pair[1]) / pair[1]  # noqa: E731
         print(f"{way}: at most {max(map(off, zip(curves[way], curves['ATen'], strict=True))):.2%} from ATen's loss")
-    tally = outcome["counters"]
-    print(f"served {sum(tally['served'].values())} {tally['served']}; to ATen {tally['aten']}")
+    for way, seconds in outcome["seconds"].items():
+        print(f"{len(curves['ATen'])} steps, {way}: {seconds:.2f} s, {seconds / outcome['seconds']['ATen']:.3f} × ATen")
+    for way, tally in outcome["counters"].items():
+        print(
+            f"{way}: served {sum(tally['served'].values())} {tally['served']}, {tally['replayed']} replayed of "
+            f"{tally['planned']} served by kernels with plans; to ATen {tally['aten']}"
+        )
 
 
 if __name__ == "__main__":
