@@ -5,11 +5,12 @@
 
 typedef void (*block_function)(unsigned x, unsigned y, unsigned z, void** parameters);
 
-static int next_error = 0, launches = 0, fills = 0;
+static int next_error = 0, launches = 0, fills = 0, copies = 0;
 
 int standin_fail_with(int error) { return next_error = error; }
 int standin_launches(void) { return launches; }
 int standin_fills(void) { return fills; }
+int standin_copies(void) { return copies; }
 
 int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void* stream, void** parameters, void** extra) {
@@ -30,6 +31,13 @@ int cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, void* s
   (void)stream;
   __atomic_fetch_add(&fills, 1, __ATOMIC_RELAXED);
   memset((void*)address, value, bytes);
+  return 0;
+}
+
+int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t bytes, void* stream) {
+  (void)stream;
+  __atomic_fetch_add(&copies, 1, __ATOMIC_RELAXED);
+  memcpy((void*)target, (const void*)source, bytes);
   return 0;
 }
 

@@ -108,6 +108,10 @@ def launch(source, target, factor):
 def is_recorded():
     return torch._C._len_torch_dispatch_stack() > 0
 
+def copy_unseen(target, source):
+    with torch.utils._python_dispatch._disable_current_modes():
+        target.copy_(source)
+
 def write_unseen(target):
     with torch._C.DisableTorchFunction():
         ctypes.memset(target.data_ptr(), 7, 4)
@@ -119,7 +123,16 @@ def neg_kernel_impl(self):
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("return torch.empty_like(self).copy_(self)", "calls aten::copy_"),
+        ("return torch.empty_like(self).copy_(OTHER[:100])", "calls aten::copy_"),
+        ("OTHER[:100].copy_(self); return torch.empty_like(self)", "calls aten::copy_"),
+        ("self.zero_(); return torch.empty_like(self)", "writes an argument that the operator only reads"),
+        ("self.copy_(torch.empty_like(self)); return self", "writes an argument that the operator only reads"),
+        ("target = self.clone(); write_unseen(target); return target", "differs from the kernel"),
+        ("target = self.clone(); copy_unseen(target, self * 2); return target", "calls aten::mul"),
+        ("target = self.clone(); copy_unseen(target, self[:1].expand(100)); return target", "differs from the kernel"),
+        ("return torch.full_like(self, next(COUNT))", "did not do the same"),
+        ("return torch.empty_like(self).fill_(is_recorded())", "differs from the kernel"),
+        ("torch.zeros(4, dtype=torch.complex64).fill_(1j); return self.clone()", "fills a tensor with 1j"),
         ("return torch.empty_like(self) if float(self.sum()) else self", "calls aten::sum"),
         ("return CACHE.setdefault(0, torch.empty_like(self))", "neither an argument of the call nor newly allocated"),
         ("self.data_ptr(); return torch.empty_like(self)", "calls Tensor.data_ptr"),

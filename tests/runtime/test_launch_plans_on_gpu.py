@@ -159,3 +159,23 @@ def test_the_process_ends_as_usual(learn_when):
         [sys.executable, "-c", program, str(KERNELS), learn_when], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, f"{learn_when != 'never'}\n"), done.stderr
+
+
+def test_in_place_and_out_variants_with_copies_are_replayed():
+    """Their kernels' results are copied to the target; views with gaps are copied by ATen."""
+    with opforge.enabled(KERNELS, device="cuda", policy="all", learn="request") as made:
+        for planned in (False, True):
+            value, other, out = random(64, 128), random(64, 128), random(128, 64).t()
+            expected = torch.relu(value)
+            torch.ops.aten.relu.out(value, out=out)
+            torch.relu_(value)
+            before = value.clone()
+            value.add_(other)
+            assert torch.equal(out, expected)
+            assert torch.equal(before, expected)
+            assert value._version == 2
+            torch.testing.assert_close(value, (before.float() + other.float()).half())
+            made.learn()
+            counters = made.counters()
+            for op in ("relu_.default", "relu.out", "add_.Tensor"):
+                assert counters[op].get("replayed", 0) == planned, op

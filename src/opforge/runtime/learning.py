@@ -380,7 +380,8 @@ def _learn_one(slot: SlotLike, plans: KernelPlans, spec: CallSpec) -> None:
         spec.check_size()
         with _side_stream(spec), torch.inference_mode(spec.inference_mode), torch.set_grad_enabled(spec.grad_mode):
             _this_thread.learning = learning = _Learning(slot.op, spec.make(), spec.make(_SHIFT), slot.library)
-            _operator(slot.op)(*learning.call.args, **learning.call.kwargs)
+            with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001  # autograd refuses to write leaves
+                _operator(slot.op)(*learning.call.args, **learning.call.kwargs)
     except NoPlanError as error:
         plans.refused[str(error)] += 1
     except Exception as error:  # noqa: BLE001  # a plan is never worth an error

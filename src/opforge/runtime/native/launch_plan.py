@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ _SCALAR_TYPES = {
 """Numbers of c10::ScalarType, which stay the same between versions of torch."""
 _INPUT, _WRITTEN_INPUT, _ALLOCATION, _BITS = range(4)
 _UNDEFINED, _GIVEN, _WHOLE, _VIEW = range(4)
+_LAUNCH, _FILL, _COPY, _FILL_VALUE = range(4)
+_NUMBER_KINDS = ("int", "float", "bool")
 
 
 class NoPlanError(Exception):
@@ -50,7 +53,7 @@ class KernelLaunch:
     """Pointers, and numbers as 64 bits."""
 
     def encode(self) -> Iterator[int]:
-        yield from (0, self.function, *self.grid, self.threads, self.shared, 0, 0, len(self.arguments))
+        yield from (_LAUNCH, self.function, *self.grid, self.threads, self.shared, 0, 0, len(self.arguments))
         for argument in self.arguments:
             yield from (_BITS, 0, signed(argument)) if isinstance(argument, int) else argument.encode()
 
@@ -64,7 +67,57 @@ class Fill:
     byte: int = 0
 
     def encode(self) -> Iterator[int]:
-        yield from (1, 0, 1, 1, 1, 1, 0, self.bytes, self.byte, 1, *self.target.encode())
+        yield from (_FILL, 0, 1, 1, 1, 1, 0, self.bytes, self.byte, 1, *self.target.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor in memory of the call, or in memory that the kernel allocates."""
+
+    place: Pointer
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def encode(self) -> Iterator[int]:
+        yield from (*self.place.encode(), scalar_type(self.dtype), len(self.sizes), *self.sizes, *self.strides)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy by ATen, which may convert and broadcast."""
+
+    target: View
+    source: View
+
+    def encode(self) -> Iterator[int]:
+        yield from (_COPY, *self.target.encode(), *self.source.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class FillValue:
+    """A fill by ATen with a number."""
+
+    target: View
+    kind: str
+    """Type of the number: ``int``, ``float`` or ``bool``."""
+    bits: int
+    """The number as 64 bits: a NaN does not equal itself."""
+
+    @classmethod
+    def of(cls, target: View, value: object) -> FillValue:
+        """Return a fill with a Python number; raise NoPlanError for anything else."""
+        kind = type(value).__name__
+        if kind not in _NUMBER_KINDS or (isinstance(value, int) and not -(1 << 63) <= value < 1 << 63):
+            raise NoPlanError(f"it fills a tensor with {value!r}, and plans have numbers of 64 bits for that")
+        bits = struct.unpack("<q", struct.pack("<d" if kind == "float" else "<q", value))[0]
+        return cls(target, kind, bits)
+
+    def encode(self) -> Iterator[int]:
+        yield from (_FILL_VALUE, *self.target.encode(), _NUMBER_KINDS.index(self.kind), self.bits)
+
+
+Step = KernelLaunch | Fill | Copy | FillValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +153,7 @@ class LaunchPlan:
     inputs: int
     """Number of tensors of a call, with those that stand for numbers."""
     allocations: tuple[Allocation, ...]
-    steps: tuple[KernelLaunch | Fill, ...]
+    steps: tuple[Step, ...]
     results: tuple[Result | None, ...]
 
     def encode(self) -> list[int]:
@@ -134,7 +187,7 @@ class LaunchPlan:
 def scalar_type(dtype: torch.dtype) -> int:
     """Return the number of a dtype in C++."""
     if dtype not in _SCALAR_TYPES:
-        raise NoPlanError(f"it allocates a tensor of {dtype}, which plans do not have")
+        raise NoPlanError(f"it uses a tensor of {dtype}, which plans do not have")
     return _SCALAR_TYPES[dtype]
 
 

@@ -1,4 +1,4 @@
-"""Record what a kernel in Python does: the memory it allocates and the Triton kernels it launches.
+"""Record what a kernel in Python does: memory it allocates, fills and copies, and Triton kernels it launches.
 
 A kernel that does anything else that matters has no plan. Operators that launch nothing, such as
 views and questions about metadata, do not matter.
@@ -18,16 +18,26 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..trees import instances  # noqa: TID252  # packages carry these files under another name
-from .launch_plan import Allocation, Fill, KernelLaunch, LaunchPlan, NoPlanError, Pointer, Result
+from .launch_plan import (
+    Allocation, Copy, Fill, FillValue, KernelLaunch, LaunchPlan, NoPlanError, Pointer, Result, Step, View,
+)  # fmt: skip
 
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
-_ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
+_FILLED = {
+    **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), 0), **dict.fromkeys(("ones", "ones_like", "new_ones"), 1),
+}  # fmt: skip
+"""Operators that allocate a tensor and fill it with a number."""
+_FILLED_WITH_ARGUMENT = {"full": 1, "full_like": 1, "new_full": 2}
+"""Those that take the number, with its position."""
+_COPIES = frozenset({"clone", "_to_copy"})
+"""Operators that allocate a tensor and copy another one to it. ``contiguous`` and ``to`` call them."""
 _ABOUT_METADATA = frozenset({
     "result_type", "can_cast", "is_same_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset",
     "is_contiguous", "is_strides_like_format", "is_non_overlapping_and_dense", "size", "stride", "numel", "dim",
     "layout", "device",
 })  # fmt: skip
 """Operators that read no memory. Views are recognised by their results."""
+_ADAPTERS = __name__.removesuffix("native.recording") + "adapters"
 _READS_ADDRESSES = frozenset({"data_ptr", "untyped_storage", "storage", "__dlpack__", "numpy"})
 _ORDINARY_FLOATS = {"fp32": "<f", "fp64": "<d", "fp16": "<e"}
 _INTEGER_BITS = {
@@ -50,7 +60,7 @@ class PlanRecorder:
         """Record a run on tensors. ``inputs`` has None for a tensor that Python sees as a number."""
         self._inputs, self._written, self._device = inputs, written, device
         self._allocated: list[torch.Tensor] = []
-        self._steps: list[KernelLaunch | Fill] = []
+        self._steps: list[Step] = []
         self.kernels: list[Any] = []
         """Compiled kernels. Their functions are loaded as long as they live."""
 
@@ -66,11 +76,18 @@ class PlanRecorder:
         """Take note of a call of an operator; raise NoPlanError if it may launch something."""
         name = operator.name().partition("::")[2].partition(".")[0]
         made = list(instances(result, torch.Tensor))
-        if name in _EMPTY or name in _ZEROS:
-            for tensor in made:
-                self._add_allocation(tensor, zero=name in _ZEROS)
+        if name in _EMPTY:
+            self._add_allocation(made[0])
+        elif name in _FILLED or name in _FILLED_WITH_ARGUMENT:
+            if self._add_allocation(made[0]):
+                self._add_fill(made[0], args[_FILLED_WITH_ARGUMENT[name]] if name not in _FILLED else _FILLED[name])
         elif name in ("zero_", "fill_") and self._is_tracked(args[0]):
-            self._add_fill(name, args)
+            self._add_fill(args[0], args[1] if name == "fill_" else 0)
+        elif name in _COPIES and self._is_tracked(args[0]) and made[0].device == self._device:
+            self._add_allocation(made[0])
+            self._add_copy(made[0], args[0])
+        elif name == "copy_" and self._is_tracked(args[0]) and self._is_tracked(args[1]):
+            self._add_copy(args[0], args[1])
         elif name not in _ABOUT_METADATA:
             given = list(instances([args, kwargs], torch.Tensor))
             if made and not operator._schema.is_mutable and _are_views(made, given):  # noqa: SLF001
@@ -125,7 +142,7 @@ class PlanRecorder:
                 return Pointer(allocated=True, index=index, offset=address - _memory_start(made))
         sharing = [i for i, t in enumerate(self._inputs) if t is not None and t.numel() and _memory(t) == memory]
         if not sharing:
-            raise NoPlanError("it passes memory to a Triton kernel that is neither the call's nor newly allocated")
+            raise NoPlanError("it uses memory that is neither the call's nor newly allocated")
         index = min(sharing, key=lambda i: abs(address - self._input_address(i)))
         written = any(self._written[i] for i in sharing)
         return Pointer(allocated=False, index=index, offset=address - self._input_address(index), written=written)
@@ -134,26 +151,41 @@ class PlanRecorder:
         tensor = self._inputs[index]
         return 0 if tensor is None else _address(tensor)
 
-    def _add_allocation(self, tensor: torch.Tensor, *, zero: bool) -> None:
+    def _add_allocation(self, tensor: torch.Tensor) -> bool:
+        """Add memory that the kernel allocates. Returns whether it is the device's."""
         if tensor.device != self._device:
             if tensor.device.type not in ("cpu", "meta"):
                 raise NoPlanError(f"it allocates memory on {tensor.device}, and the call is for {self._device}")
-            return  # if it reaches a launch, that is refused
+            return False  # if it reaches a launch, that is refused
         self._allocated.append(tensor)
-        size = tensor.untyped_storage().nbytes()
-        if zero and size:
-            self._steps.append(Fill(Pointer(allocated=True, index=len(self._allocated) - 1, offset=0), size))
+        return True
 
-    def _add_fill(self, name: str, args: Sequence[Any]) -> None:
-        tensor = args[0]
-        if name == "fill_" and (isinstance(args[1], torch.Tensor) or args[1] != 0 or str(args[1]).startswith("-")):
-            raise NoPlanError("it fills a tensor with something other than zero")
-        place = self._pointer(tensor)
+    def _add_fill(self, tensor: torch.Tensor, value: Any) -> None:
         if not tensor.numel():
             return
-        if isinstance(place, int) or not (tensor.is_contiguous() or tensor.is_non_overlapping_and_dense()):
-            raise NoPlanError("it fills a tensor with gaps")
-        self._steps.append(Fill(place, tensor.numel() * tensor.element_size()))
+        target = self._written_view(tensor)
+        is_dense = tensor.is_contiguous() or (self._allocated and tensor is self._allocated[-1])  # a new one has no gaps
+        if is_dense and type(value) in (bool, int, float) and value == 0 and not str(value).startswith("-"):
+            self._steps.append(Fill(target.place, tensor.numel() * tensor.element_size()))
+        else:
+            self._steps.append(FillValue.of(target, value))
+
+    def _add_copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if target.numel():
+            self._steps.append(Copy(self._written_view(target), self._view(source)))
+
+    def _view(self, tensor: torch.Tensor) -> View:
+        """Return a tensor relative to the call's or to an allocation."""
+        place = self._pointer(tensor)
+        if isinstance(place, int) or tensor.is_conj() or tensor.is_neg():
+            raise NoPlanError("it copies or fills a view that is empty, conjugated or negated")
+        return View(place, tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+    def _written_view(self, tensor: torch.Tensor) -> View:
+        view = self._view(tensor)
+        if not view.place.allocated and not view.place.written:
+            raise NoPlanError("it writes an argument that the operator only reads")
+        return view
 
     def _result(self, value: Any) -> Result | None:
         if value is None:
@@ -184,9 +216,18 @@ class _WatchOperators(TorchDispatchMode):  # type: ignore[misc]  # torch has no 
         self._recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _is_composite(func):  # what matters is what it calls: below autograd, torch does not show that
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **(kwargs or {}))  # noqa: SLF001
         result = func(*args, **(kwargs or {}))
         self._recorder.observe_operator(func, args, kwargs or {}, result)
         return result
+
+
+def _is_composite(operator: Any) -> bool:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001  # torch has no public name for it
+    name = operator.name()
+    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU") and not has_kernel(name, "CUDA")
 
 
 class _WatchAddresses(TorchFunctionMode):  # type: ignore[misc]  # torch has no types for it
@@ -203,7 +244,8 @@ def _asked_by_triton_or_us() -> bool:
     frame = sys._getframe(2)  # noqa: SLF001  # the caller of the tensor's method
     asker = frame.f_globals.get("__name__", "")
     # Triton binds arguments in functions that it makes with exec, which have no module
-    return asker.partition(".")[0] == "triton" or asker == __name__ or "JITCallable" in frame.f_globals
+    # Adapters compare the addresses of a call's tensors, which Plan::replay compares again
+    return asker.partition(".")[0] == "triton" or asker in (__name__, _ADAPTERS) or "JITCallable" in frame.f_globals
 
 
 def record(

@@ -16,6 +16,7 @@ struct Driver {
                          unsigned block_y, unsigned block_z, unsigned shared, void* stream, void** parameters,
                          void** extra);
   using Fill = int (*)(uint64_t address, unsigned char value, size_t bytes, void* stream);
+  using Copy = int (*)(uint64_t target, uint64_t source, size_t bytes, void* stream);
   using GetContext = int (*)(void** context);
   using SetContext = int (*)(void* context);
   using RetainContext = int (*)(void** context, int device);
@@ -23,6 +24,7 @@ struct Driver {
 
   Launch launch = nullptr;
   Fill fill = nullptr;
+  Copy copy = nullptr;
   GetContext get_context = nullptr;
   SetContext set_context = nullptr;
   RetainContext retain_context = nullptr;
@@ -33,6 +35,7 @@ struct Driver {
     TORCH_CHECK(library != nullptr, "the CUDA driver cannot be loaded: ", dlerror());
     find(library, "cuLaunchKernel", launch);
     find(library, "cuMemsetD8Async", fill);
+    find(library, "cuMemcpyDtoDAsync_v2", copy);
     find(library, "cuCtxGetCurrent", get_context);
     find(library, "cuCtxSetCurrent", set_context);
     find(library, "cuDevicePrimaryCtxRetain", retain_context);

@@ -44,6 +44,9 @@ class Geometry {
   // Values of the tensors that stand for numbers. They are not among the words: few decisions depend on them.
   c10::ArrayRef<uint64_t> numbers() const { return numbers_; }
 
+  // Whether the words say of all tensors which share memory.
+  bool has_all_aliases() const { return tensors_.size() <= kMaxCompared; }
+
   uint64_t hash() const {
     uint64_t hash = 0;
     for (const uint64_t word : words_) {

@@ -62,7 +62,7 @@ void replay_plan(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet /*keys*/
   c10::SmallVector<const at::Tensor*, 8> inputs;
   for (const at::Tensor& tensor : given) inputs.push_back(&tensor);
   Tensors results;
-  TORCH_CHECK(plan->replay(inputs, results, poison), "the CUDA driver refused the plan");
+  TORCH_CHECK(plan->replay(inputs, results, this_thread()->inside, poison), "the CUDA driver refused the plan");
   c10::List<std::optional<at::Tensor>> list;
   for (at::Tensor& result : results) {
     list.push_back(result.defined() ? std::optional<at::Tensor>(std::move(result)) : std::nullopt);

@@ -37,17 +37,6 @@ struct SavedToken {
 template struct Opened<SavedKernel, &c10::SafeKernelFunction::kernel_>;
 template struct Opened<SavedToken, &c10::SafeKernelFunction::token_>;
 
-class InsideKernel {
- public:
-  explicit InsideKernel(Thread* thread) : thread_(thread) { ++thread_->inside; }
-  ~InsideKernel() { thread_->inside = 0; }
-  InsideKernel(const InsideKernel&) = delete;
-  InsideKernel& operator=(const InsideKernel&) = delete;
-
- private:
-  Thread* thread_;
-};
-
 class Slot {
  public:
   Slot(const c10::OperatorHandle& op, c10::DispatchKey key);
@@ -127,7 +116,8 @@ class Slot {
       if (known == Known::kYes && outcome.action != kPass) {
         bool refused = false;
         if (outcome.plan != nullptr) {
-          if (Tensors results; outcome.plan->replay(geometry.tensors(), results)) return typed_results<Return>(results);
+          Tensors results;
+          if (outcome.plan->replay(geometry.tensors(), results, thread->inside)) return typed_results<Return>(results);
           refused = true;
         }
         c10::Stack stack = c10::impl::boxArgs<Args...>(std::forward<Args>(args)...);
@@ -207,7 +197,7 @@ class Slot {
     const Table* table = table_.load();
     if (table == nullptr || table->rules->generation != code >> kOutcomeBits) return;
     const Entry* entry = table->find(geometry);
-    if (entry == nullptr || plan->inputs != geometry.tensors().size()) return;
+    if (entry == nullptr || plan->inputs != geometry.tensors().size() || !geometry.has_all_aliases()) return;
     int count = 0;
     for (const Plan* other = entry->plans.load(); other != nullptr; other = other->next) ++count;
     if (count >= kMaxPlansOfGeometry) return;
@@ -246,12 +236,14 @@ class Slot {
       case kRun: {  // Python turns autocast off for the kernel alone: ATen may have to answer after it
         if (outcome.plan != nullptr) {
           Tensors results;
-          if (!outcome.plan->replay(geometry.tensors(), results)) return to_python(*answer_, keys, stack, code);
+          if (!outcome.plan->replay(geometry.tensors(), results, thread->inside)) {
+            return to_python(*answer_, keys, stack, code);
+          }
           stack->resize(stack->size() - arguments_);
           for (at::Tensor& result : results) stack->emplace_back(std::move(result));
           return;
         }
-        const InsideKernel inside(thread);
+        const InsideKernel inside(thread->inside);
         const uint64_t modes = current_modes();
         thread->offered = nullptr;
         to_python(*run_, keys, stack, code);
@@ -280,7 +272,7 @@ class Slot {
       copy_arguments(stack);
       for (size_t i = 0; i < arguments_; ++i) as_kernels_expect((*stack)[end + i], optional_[i]);
       const c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
-      const InsideKernel inside(thread);
+      const InsideKernel inside(thread->inside);
       kernel.callBoxed(stack);
     } catch (...) {  // the slow path calls the kernel again and deals with what it raises
       stack->resize(end);
