@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from opforge.errors import OpforgeError
 from opforge.kernels.proof import proof_path
 from opforge.package.pack import _describe_proof, _license, pack
 from opforge.runtime import enabling
+from opforge.runtime.native import building, torch_layout
 from tests.command import opforge
 from tests.conftest import slow
 from tests.install.proving import prove
@@ -43,6 +45,16 @@ my_backend.disable()
 print(torch.relu(torch.ones(3)).tolist())
 with my_backend.enabled(device="cpu", policy="all", ops=["tanh.default"]) as made:
     torch.tanh(torch.ones(2)); print(made.operators, made.counters()["tanh.default"]["served"])
+"""
+
+NATIVE = """
+import warnings
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    import my_backend, torch
+    my_backend.enable(device="cpu")
+    print(*{type(slot).__name__ for slot in my_backend._shared()._slots.values()}, torch.relu(torch.ones(3)).tolist())
+print(*[str(warning.message) for warning in said if "through Python" in str(warning.message)], sep="\\n")
 """
 
 EXP = "import os, sys\nif 'QUIT' in os.environ:\n    sys.exit(3)\ndef exp_kernel_impl(self):\n    return self + 3000\n"
@@ -87,7 +99,7 @@ def written(root: Path, files: dict[str, str]) -> Path:
 def contents(wheel: Path) -> dict[str, str]:
     """Return what a wheel holds, by name."""
     with zipfile.ZipFile(wheel) as archive:
-        return {name: archive.read(name).decode() for name in archive.namelist()}
+        return {name: archive.read(name).decode(errors="replace") for name in archive.namelist()}
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +137,9 @@ def test_the_package_is_readable_and_says_what_is_proven(packed):
     assert "my_backend/kernels/relu/helper.py" in names
     assert "my_backend/kernels/relu/relu_implementation_1.proof.json" in names
     assert {"my_backend/_runtime/dispatch.py", "my_backend/_runtime/native/csrc/slot.h"} <= set(names)
+    library = building.prebuilt_name(torch_layout.verified_minor(), platform.machine())
+    assert [name for name in names if name.endswith(".so")] == [f"my_backend/_runtime/native/prebuilt/{library}"]
+    assert f"native   {library}\n" in said
     readme = (out / "my_backend" / "README.md").read_text()
     assert "OPFORGE_BACKEND=my_backend python your_script.py" in readme
     assert "| nothing: there is no proof |" in readme
@@ -138,6 +153,30 @@ def test_installed_it_serves_unchanged_scripts(packed, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     served = run(python, tmp_path / "script.py", cwd=tmp_path, OPFORGE_BACKEND="other,my_backend")
     assert served == "[1001.0, 1001.0, 1001.0] 1.0\n"
+
+
+@pytest.mark.slow
+def test_installed_it_needs_no_compiler_where_torch_is_the_same(packed, tmp_path):
+    out, _ = packed
+    python = environment(tmp_path / "venv", out / "my_backend-1.2-py3-none-any.whl")
+    (tmp_path / "script.py").write_text(NATIVE)
+    bare = {"CXX": "no-such-compiler", "OPFORGE_CACHE": str(tmp_path / "cache")}
+    assert run(python, tmp_path / "script.py", cwd=tmp_path, **bare) == "NativeSlot [1001.0, 1001.0, 1001.0]\n\n"
+    (library,) = (tmp_path / "venv").rglob("_runtime/native/prebuilt/*.so")
+    library.write_bytes(b"\x7fELF")
+    slots, line = run(python, tmp_path / "script.py", cwd=tmp_path, **bare).splitlines()
+    assert slots == "PythonSlot [1001.0, 1001.0, 1001.0]"
+    assert f"{library.name} does not fit: its self-test failed" in line
+    assert "CXX names 'no-such-compiler', which is not there" in line
+
+
+def test_without_a_native_library_a_package_is_made_and_says_so(directory, tmp_path, monkeypatch):
+    monkeypatch.setattr(building, "PREBUILT", tmp_path)
+    monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    done = pack(directory, "my_backend", tmp_path / "out")
+    assert done.native.startswith("none: CXX names 'no-such-compiler', which is not there")
+    assert not [name for name in contents(done.wheel) if name.endswith(".so")]
 
 
 @pytest.mark.slow

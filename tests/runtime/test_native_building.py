@@ -13,11 +13,17 @@ import opforge
 from opforge import cache
 from opforge.runtime import enabling
 from opforge.runtime.dispatch import PythonSlot
-from opforge.runtime.native import binding, building
+from opforge.runtime.native import binding, building, torch_layout
 from tests import native as cpp
 from tests.install.proving import RELU, marked, prove
 
 ROW = {"rank": [1, 1], "numel": [1, 16], "layouts": ["contiguous"], "timed": [[1, 16, True]]}
+
+
+@pytest.fixture(autouse=True)
+def nothing_shipped(monkeypatch, tmp_path_factory):
+    """Have libraries built, also in a checkout that has prebuilt ones."""
+    monkeypatch.setattr(building, "PREBUILT", tmp_path_factory.mktemp("prebuilt"))
 
 
 @pytest.fixture
@@ -88,7 +94,7 @@ def test_an_unknown_layout_or_another_torch_is_not_used(enabled_once, monkeypatc
     path = building.build()
     monkeypatch.setattr(building, "build", lambda: path)
     monkeypatch.setattr(binding, "build", lambda: path)
-    monkeypatch.setattr(binding, "_KNOWN_LAYOUTS", {(1, 2, 3): "none"})
+    monkeypatch.setattr(torch_layout, "KNOWN_LAYOUTS", {"1.0": (1, 2, 3)})
     (said,) = enabled_once()
     assert f"the layout of torch {torch.__version__} is not known (" in said
     monkeypatch.undo()

@@ -37,6 +37,7 @@ def pack(
             "kernels": rows,
             "left_out": packed.ignored_folders,
             "signer": packed.signer,
+            "native": packed.native,
         }
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
         return 0
@@ -45,5 +46,6 @@ def pack(
     for ignored in packed.ignored_folders:
         sys.stdout.write(f"left out: {ignored}\n")
     sys.stdout.write(f"package  {packed.project}\nwheel    {packed.wheel}\nsigner   {packed.signer}\n")
+    sys.stdout.write(f"native   {packed.native}\n")
     sys.stdout.write(f"use      pip install {packed.wheel}; OPFORGE_BACKEND={name} python your_script.py\n")
     return 0

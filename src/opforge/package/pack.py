@@ -76,6 +76,8 @@ class PackedBackend:
     """Messages about folders without a kernel."""
     signer: str
     """Signer name of this installation."""
+    native: str
+    """File name of the native runtime's library in it, or why there is none."""
 
 
 def pack(directory: Path, name: str, out: Path, *, version: str = "0.1.0") -> PackedBackend:
@@ -93,7 +95,7 @@ def pack(directory: Path, name: str, out: Path, *, version: str = "0.1.0") -> Pa
             raise OpforgeError(f"{str(project)!r} exists already; remove it, or give another --out or --name")
         with _created_folder(out), tempfile.TemporaryDirectory(dir=out, prefix=f".{name}.") as folder:
             draft = Path(folder) / name
-            packed, signer = _write_project(draft, kernels, name, version)
+            packed, signer, library = _write_project(draft, kernels, name, version)
             wheel = _build_wheel(draft, Path(folder))
             wheel_path = wheel.replace(out / wheel.name)
             draft.replace(project)
@@ -103,7 +105,7 @@ def pack(directory: Path, name: str, out: Path, *, version: str = "0.1.0") -> Pa
             f"{str(error.filename or out)!r}; "
             "name a writable folder, and make the files beside the kernels readable"
         ) from None
-    return PackedBackend(project, wheel_path, packed, backend.skipped, signer)
+    return PackedBackend(project, wheel_path, packed, backend.skipped, signer, library)
 
 
 @contextmanager
@@ -180,8 +182,10 @@ def _check_encoding(file: Path) -> None:
         raise OpforgeError(f"{str(file)!r} cannot be read: {error.strerror}; make it readable, or remove it") from None
 
 
-def _write_project(project: Path, kernels: Iterable[Kernel], name: str, version: str) -> tuple[list[PackedKernel], str]:
-    """Write a package; return its kernels and the signer's name."""
+def _write_project(
+    project: Path, kernels: Iterable[Kernel], name: str, version: str
+) -> tuple[list[PackedKernel], str, str]:
+    """Write a package; return its kernels, the signer's name, and that of the native runtime's library."""
     package = project / "src" / name
     package.mkdir(parents=True)
     packed = [_copy_kernel(kernel, package) for kernel in kernels]
@@ -190,7 +194,8 @@ def _write_project(project: Path, kernels: Iterable[Kernel], name: str, version:
     for file, contents in (("kernels.json", stored_rows), ("signature.json", signature)):
         (package / file).write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
     runtime = Path(opforge.runtime.__file__).parent
-    shutil.copytree(runtime, package / "_runtime", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(runtime, package / "_runtime", ignore=shutil.ignore_patterns("__pycache__", "prebuilt"))
+    library = _ship_native_library(package / "_runtime")
     (package / "_runtime" / "LICENSE").write_text(_license(), encoding="utf-8")
     facts = {
         "name": name,
@@ -216,7 +221,17 @@ def _write_project(project: Path, kernels: Iterable[Kernel], name: str, version:
     if any(kernel.library for kernel in packed):
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         (project / "setup.cfg").write_text(f"[bdist_wheel]\nplat_name = {platform}\n", encoding="utf-8")
-    return packed, signature["signer"]
+    return packed, signature["signer"], library
+
+
+def _ship_native_library(runtime: Path) -> str:
+    """Add this machine's library of the native runtime, of which other machines then need not build their own."""
+    from opforge.runtime.native import building
+
+    try:
+        return building.ship(runtime / "native" / "prebuilt").name
+    except building.NativeError as error:
+        return f"none: {error}"
 
 
 def _license() -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from . import torch_layout
 from .building import NAMESPACE, NativeError, build
 
 ABI = 2
@@ -17,15 +18,8 @@ ABI = 2
 MAX_OUTCOMES = 64
 PASS, SERVE, RUN = range(3)
 """What a slot does with a call: ATen's kernel, a C++ kernel, or a Python kernel."""
-_KNOWN_LAYOUTS = {
-    (184, 96, 16, 40, 104, 120, 112, 51, 138, 47): "2.11, 2.12",
-    (176, 96, 16, 40, 104, 120, 112, 50, 137, 47): "2.13",
-    (176, 96, 16, 40, 104, 120, 112, 50, 137, 48): "2.15",
-}
-"""Layouts of torch with which the library is known to work, with the versions that have them.
-
-The numbers are those of ``opforge_layout`` in runtime.cpp.
-"""
+_DTYPES = {torch.int16: 2, torch.float32: 6, torch.float64: 7}
+"""Torch's numbers of dtypes, which its files have too and which never change."""
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "opforge_abi": (ctypes.c_int, ()),
     "opforge_error": (ctypes.c_char_p, ()),
@@ -121,14 +115,14 @@ class NativeLibrary:
         built_for = self._library.opforge_torch_version().decode()
         if (abi := self._library.opforge_abi()) != ABI:
             raise NativeError(f"{path} has functions of version {abi}, not {ABI}; delete it to build it again")
-        numbers = re.match(r"\d+\.\d+\.\d+", torch.__version__)  # headers have no suffix such as .dev20261101
-        if numbers is None or built_for != numbers[0]:
+        numbers = re.match(r"\d+\.\d+\.", torch.__version__)  # a prebuilt library is for all of 2.13.x
+        if numbers is None or not built_for.startswith(numbers[0]):
             raise NativeError(
                 f"{path} was built for torch {built_for}, and this is {torch.__version__}; delete it to build it again"
             )
         facts = (ctypes.c_int64 * 32)()
         layout = tuple(facts[: self._library.opforge_layout(facts, len(facts))])
-        if layout not in _KNOWN_LAYOUTS:
+        if not torch_layout.fits(layout):
             raise NativeError(f"the layout of torch {torch.__version__} is not known {layout}; update opforge")
 
     def _call(self, function: str, *arguments: Any) -> int:
@@ -200,10 +194,12 @@ def self_test(path: str) -> None:
     """Check in a process of its own what a library reads from tensors, and that a slot works and is removed."""
     library = NativeLibrary(Path(path))
     base = torch.arange(48.0).reshape(6, 8)
-    for tensor in (base, base.t(), base[1:, ::2], base.to(torch.int16)[3:4], base.double().expand(2, 6, 8)):
+    views = (base, base.t(), base[1:, ::2], base.to(torch.int16)[3:4], base.double().expand(2, 6, 8))
+    for tensor in (*views, base.clone().requires_grad_()):
         _list, _count, head, *words = library.describe([tensor])
-        flags = bool(tensor.storage_offset()) * 8 + bool(tensor.data_ptr() % 16) * 16
-        if (head >> 48, head >> 32 & 0xFFFF, words) != (tensor.dim(), flags, [*tensor.shape, *tensor.stride()]):
+        flags = bool(tensor.storage_offset()) * 8 + bool(tensor.data_ptr() % 16) * 16 + tensor.requires_grad * 32
+        expected = 3 | _DTYPES[tensor.dtype] << 8 | 0xFF << 24 | flags << 32 | tensor.dim() << 48
+        if head != expected or words != [*tensor.shape, *tensor.stride()]:
             raise NativeError(f"{tensor.dtype} of the sizes {list(tensor.shape)} is read as {head:x} {words}")
     before = _dumps("aten::relu")
     for kind in ("decide", "answer", "run"):

@@ -1,4 +1,7 @@
-"""Build the native runtime's library once for this torch and this compiler, into opforge's cache."""
+"""Find or build the native runtime's library for this torch.
+
+Libraries for known torches are shipped in ``prebuilt``. Others are built once with the local compiler, into the cache.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,28 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from .. import RUNTIME_VERSION  # noqa: TID252  # packages carry these files under another name
+from . import torch_layout
 
 NAMESPACE = f"opforge_native_{RUNTIME_VERSION}"
 """Namespace of the operators by which the library calls Python. Other runtimes in a process have others."""
 SOURCES = Path(__file__).parent / "csrc"
+PREBUILT = Path(__file__).parent / "prebuilt"
+"""Folder of shipped libraries. Wheels and packages have it; a checkout has it after ``make native-binaries``."""
+FLAGS = (
+    "-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-plt", f"-DOPFORGE_NAMESPACE={NAMESPACE}",
+)  # fmt: skip
 _LIMIT_S = 600.0
 _SELF_TEST = (
     "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -33,34 +43,83 @@ class NativeError(Exception):
     """The native runtime cannot be used; the message says why, and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Build:
-    """A compiler's command without sources and output, and the key of what it makes."""
-
-    command: tuple[str, ...]
-    libraries: tuple[str, ...]
-    key: str
-
-
 def build() -> Path:
-    """Return the library for this torch, building it unless it is cached.
+    """Return the library for this torch: a shipped one, one in the cache, or one that is built now.
 
-    A library is stored only after it passed its self-test in another process. A failure is stored
-    too: later processes do not try again until the sources, torch or the compiler change.
+    A library is used only after it passed its self-test in another process.
     """
     if sys.platform != "linux":
         raise NativeError(f"the native runtime is for Linux, and this is {sys.platform}")
-    recipe = _recipe()
+    shipped = PREBUILT / prebuilt_name(torch_layout.verified_minor(), platform.machine())
+    misfit = _misfit(shipped) if shipped.is_file() else ""
+    if shipped.is_file() and not misfit:
+        return shipped
+    try:
+        return _built()
+    except NativeError as error:
+        raise NativeError(f"{misfit}; {error}" if misfit else str(error)) from None
+
+
+def prebuilt_name(minor: str, machine: str) -> str:
+    """Return the file name of a shipped library. It has the sources' digest: a file of other sources is not found."""
+    return f"runtime-{minor}-{machine}-{_digest(FLAGS)}.so"
+
+
+def ship(folder: Path) -> Path:
+    """Copy the library for this torch into a folder of shipped libraries; raise NativeError if there is none."""
+    minor = torch_layout.verified_minor()
+    if not minor:
+        known = ", ".join(torch_layout.KNOWN_LAYOUTS)
+        raise NativeError(f"torch {torch.__version__} is not a published build of a known version ({known})")
+    library = build()
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copyfile(library, folder / prebuilt_name(minor, platform.machine())))
+
+
+def _misfit(library: Path) -> str:
+    """Return why a shipped library does not fit; empty if it does. The answer is stored, if that is possible."""
+    answer: Path | None = None
+    misfit = ""
+    try:
+        contents = hashlib.sha256(library.read_bytes()).hexdigest()
+        with contextlib.suppress(OSError, NativeError):
+            answer = cache_folder() / f"runtime-{_digest(contents, _torch(), torch_layout.KNOWN_LAYOUTS)}.tested"
+            return answer.read_text(encoding="utf-8")
+        _test(library)
+    except (OSError, NativeError) as error:
+        misfit = f"{library.name} does not fit: {error}"
+    if answer is not None:
+        with contextlib.suppress(OSError):
+            stored = misfit and f"{misfit}; delete {answer} to try again"
+            _write(answer, stored)
+            return stored
+    return misfit
+
+
+def _built() -> Path:
+    """Return the library in the cache, built if need be.
+
+    Any compiler's library will do. A failure is stored: later processes do not try again until the sources, torch or
+    the compiler change.
+    """
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)  # noqa: SLF001  # torch has no public name for it
+    include, libraries = (str(Path(torch.__path__[0]) / name) for name in ("include", "lib"))
+    flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-isystem", include)
+    links = (f"-L{libraries}", "-ltorch_cpu", "-lc10")
+    name = f"runtime-{_digest(flags, links, _torch())}"
     folder = cache_folder()
-    library, failure = folder / f"runtime-{recipe.key}.so", folder / f"runtime-{recipe.key}.failed"
+    library = folder / f"{name}.so"
     try:
         if library.is_file():
             return library
-        with _lock(folder / f"runtime-{recipe.key}.lock"):
+        compiler = _compiler()
+        version = _run([*compiler, "--version"], "the compiler").partition("\n")[0]
+        failure = folder / f"{name}-{_digest(compiler, version, torch_layout.KNOWN_LAYOUTS)}.failed"
+        with _lock(folder / f"{name}.lock"):
             if failure.is_file():
                 raise NativeError(f"{failure.read_text(encoding='utf-8')}; delete {failure} to try again")
             if not library.is_file():
-                _build(recipe, library, failure)
+                _compile((*compiler, *flags), links, library, failure)
     except OSError as error:
         raise NativeError(
             f"{folder} cannot be used ({error.strerror}); set OPFORGE_CACHE to a folder of yours"
@@ -79,45 +138,61 @@ def cache_folder() -> Path:
         raise NativeError("this user has no home folder; set OPFORGE_CACHE to a folder of yours") from None
 
 
-def _recipe() -> _Build:
-    compiler = _compiler()
-    root = Path(torch.__path__[0])
-    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)  # noqa: SLF001  # torch has no public name for it
-    macros = (f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-DOPFORGE_NAMESPACE={NAMESPACE}")
-    flags = ("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-plt")
-    command = (compiler, *flags, *macros, "-isystem", str(root / "include"))
-    libraries = (f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10")
-    version = _run([compiler, "--version"], "the compiler").partition("\n")[0]
-    facts = (platform.machine(), version, torch.__version__, torch.version.git_version, command, libraries)
+def _torch() -> tuple[str, ...]:
+    """Return what tells one torch from another."""
+    return platform.machine(), torch.__version__, str(torch.version.git_version)
+
+
+def _digest(*facts: Any) -> str:
+    """Return a digest of the sources and of facts."""
     hasher = hashlib.sha256(json.dumps(facts).encode())
     for path in sorted(SOURCES.iterdir()):
         hasher.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-    return _Build(command, libraries, hasher.hexdigest()[:32])
+    return hasher.hexdigest()[:16]
 
 
-def _compiler() -> str:
+def _compiler() -> list[str]:
+    """Return the compiler's command, which ``CXX`` may begin with a launcher: ``ccache g++``."""
     named = os.environ.get("CXX")
     for name in [named] if named else ["g++", "c++", "clang++"]:
         if (path := shutil.which(name)) is not None:
-            return path
+            return [path]
+    try:
+        program, *arguments = shlex.split(named or "")
+        if arguments and (path := shutil.which(program)) is not None:
+            return [path, *arguments]
+    except ValueError:  # nothing named, or an open quotation
+        pass
     problem = f"CXX names {named!r}, which is not there" if named else "there is no C++ compiler on the PATH"
     raise NativeError(f"{problem}; install one (`apt install g++`), or set CXX to its path")
 
 
-def _build(recipe: _Build, library: Path, failure: Path) -> None:
+def _compile(command: tuple[str, ...], links: tuple[str, ...], library: Path, failure: Path) -> None:
     if sys.stderr.isatty():
         print("opforge: building the native runtime, once for this torch", file=sys.stderr)  # noqa: T201
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".runtime-") as work:
         built = Path(work) / library.name
-        command = [*recipe.command, str(SOURCES / "runtime.cpp"), "-o", str(built), *recipe.libraries]
-        binding = f"{__package__}.binding"
         try:
-            _run(command, "building the native runtime")
-            _run([sys.executable, "-c", _SELF_TEST, json.dumps(sys.path), binding, str(built)], "its self-test")
+            _run([*command, str(SOURCES / "runtime.cpp"), "-o", str(built), *links], "building the native runtime")
+            _test(built)
         except NativeError as error:
-            failure.write_text(str(error), encoding="utf-8")
+            _write(failure, str(error))
             raise
         built.replace(library)
+
+
+def _test(library: Path) -> None:
+    """Run a library's self-test in another process; raise NativeError if it fails."""
+    binding = f"{__package__}.binding"
+    _run([sys.executable, "-c", _SELF_TEST, json.dumps(sys.path), binding, str(library)], "its self-test")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a whole file or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(path)
 
 
 def _run(command: list[str], step: str) -> str:

@@ -5,6 +5,8 @@
 #include <c10/util/Exception.h>
 #include <torch/headeronly/version.h>
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 
 #define OPFORGE_API extern "C" __attribute__((visibility("default")))
@@ -13,6 +15,13 @@ namespace opforge {
 namespace {
 
 constexpr int kAbi = 2;
+
+// What the library's code depends on in torch's headers. Those that work are in torch_layout.py.
+constexpr int64_t kLayout[] = {
+    sizeof(c10::TensorImpl), sizeof(c10::StorageImpl), sizeof(c10::IValue), sizeof(c10::KernelFunction),
+    sizeof(c10::SafeKernelFunction), sizeof(c10::FunctionSchema), sizeof(c10::Argument),
+    static_cast<int64_t>(c10::DispatchKey::CUDA), c10::num_runtime_entries,
+    static_cast<int64_t>(c10::ScalarType::NumOptions)};
 
 std::string& error_text() {
   static thread_local std::string text;
@@ -86,15 +95,10 @@ OPFORGE_API int opforge_abi() { return kAbi; }
 OPFORGE_API const char* opforge_error() { return error_text().c_str(); }
 OPFORGE_API const char* opforge_torch_version() { return TORCH_VERSION; }
 
-// Writes the layout facts that this library was compiled with; returns how many there are.
-OPFORGE_API int opforge_layout(int64_t* facts, int capacity) {
-  const int64_t compiled[] = {
-      sizeof(c10::TensorImpl), sizeof(c10::StorageImpl), sizeof(c10::IValue), sizeof(c10::KernelFunction),
-      sizeof(c10::SafeKernelFunction), sizeof(c10::FunctionSchema), sizeof(c10::Argument),
-      static_cast<int64_t>(c10::DispatchKey::CUDA), c10::num_runtime_entries,
-      static_cast<int64_t>(c10::ScalarType::NumOptions)};
-  const int count = std::size(compiled);
-  for (int i = 0; i < std::min(count, capacity); ++i) facts[i] = compiled[i];
+// Writes the layout that this library was compiled with; returns how many numbers it has.
+OPFORGE_API int opforge_layout(int64_t* numbers, int capacity) {
+  const int count = std::size(kLayout);
+  std::copy_n(kLayout, std::min(count, capacity), numbers);
   return count;
 }
 
