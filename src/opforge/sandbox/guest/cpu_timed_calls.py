@@ -59,25 +59,22 @@ class HostTimedCalls:
     def run(self, *, dry: bool) -> None:
         """Make the calls; ``dry`` does everything except the calls, with the existing results."""
         with self._around(self._sets):
-            self._run(dry=dry)
-
-    def _run(self, *, dry: bool) -> None:
-        function, table = self._function, self._table
-        if dry:
-            for start, result in zip(range(0, len(table), self._step), self._kept, strict=True):
+            function, table = self._function, self._table
+            if dry:
+                for start, result in zip(range(0, len(table), self._step), self._kept, strict=True):
+                    if type(result) is Tensor:
+                        table[start] = result.data_ptr() or 1
+                    else:
+                        self._write_entry(start, result)
+                return
+            self._kept = kept = []  # freeing results is part of the work: a kernel may do something then
+            for start, (args, kwargs, _) in zip(range(0, len(table), self._step), self._sets, strict=True):
+                result = function(*args, **kwargs)
+                kept.append(result)
                 if type(result) is Tensor:
                     table[start] = result.data_ptr() or 1
                 else:
                     self._write_entry(start, result)
-            return
-        self._kept = kept = []  # freeing results is part of the work: a kernel may do something then
-        for start, (args, kwargs, _) in zip(range(0, len(table), self._step), self._sets, strict=True):
-            result = function(*args, **kwargs)
-            kept.append(result)
-            if type(result) is Tensor:
-                table[start] = result.data_ptr() or 1
-            else:
-                self._write_entry(start, result)
 
     def result(self, call: int) -> tuple[Any, list[Tensor]]:
         """Return the result of one of the last calls, and its inputs as they are now."""
@@ -126,5 +123,5 @@ def double_bits(number: float) -> int:
         return 0
 
 
-HOST_KERNEL_CALLERS = (HostTimedCalls._run.__code__,)  # noqa: SLF001  # its own
+HOST_KERNEL_CALLERS = (HostTimedCalls.run.__code__,)
 """Functions that call kernels, and no operator besides."""

@@ -77,36 +77,38 @@ class _JudgedSlot(NativeSlot):
 class NativeRuntime:
     """The native slots of one kernel's operators."""
 
-    def __init__(self, device: torch.device, traps: Traps) -> None:
-        """Load the runtime; raise NativeError if there is none."""
+    def __init__(self, device: torch.device, traps: Traps, ops: Iterable[str], primary: str) -> None:
+        """Choose the operators that get slots. Do it before traps are set: they change what the dispatcher says."""
         self._library = binding.load()
         if device.type == "cuda":
             self._library.load_driver()
         self._device = device
         self._traps = traps
         self._main = get_ident()
+        self._schemas: dict[str, OperatorSchema] = {}
         self._slots: dict[str, _JudgedSlot] = {}
         self._refused: dict[str, str] = {}
         """Operators without a slot, with the reasons."""
+        for op in ops:
+            if (schema := schema_of(op)) is None:
+                self._refused[op] = f"this torch has no operator {op}"
+            elif reason := why_not_installable(op, primary, str(device)):
+                self._refused[op] = reason
+            else:
+                self._schemas[op] = schema
         self._learning_ns = 0
         self.last_way: dict[str, str] = {}
         """How the last call ran, and why it was not replayed, as the fields of a reply."""
-        self._library.set_inside(1)  # in this thread, ATen answers whatever is not a judged call
 
-    def install(self, ops: Iterable[str], primary: str) -> None:
-        """Install slots, without a kernel yet. Call it after traps are set and before the kernel is loaded."""
-        for op in ops:
-            schema = schema_of(op)
-            reason = f"this torch has no operator {op}" if schema is None else ""
-            reason = reason or why_not_installable(op, primary, str(self._device))
+    def install(self) -> None:
+        """Install the slots, without a kernel yet, over the traps. Do it before the kernel is loaded."""
+        for op, schema in self._schemas.items():
             try:
-                if schema is not None and not reason:
-                    self._slots[op] = _JudgedSlot(schema, dispatch_key(str(self._device)), self._library)
+                self._slots[op] = _JudgedSlot(schema, dispatch_key(str(self._device)), self._library)
             except NativeError as error:
-                reason = str(error)
-            if reason:
-                self._refused[op] = reason
+                self._refused[op] = str(error)
         self._traps.renew(list(self._slots))
+        self._library.set_inside(1)  # in this thread, ATen answers whatever is not a judged call
 
     def use(self, loaded: LoadedKernel) -> None:
         """Give the slots their kernel."""

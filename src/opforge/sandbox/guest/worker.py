@@ -180,8 +180,12 @@ class Worker:
         state = GlobalState.now()
         if self._path is not None:
             self._traps.set_kernel_folder(self._path)
+        if ops := description.get("native"):
+            self._native = NativeRuntime(self._device, self._traps, ops, description["primary"])
         self._forbid(description.get("forbidden", []))
-        self._native = self._native_runtime(description)
+        if self._native is not None:
+            self._native.install()
+            self._traps.add_kernel_callers((*GPU_KERNEL_CALLERS, *HOST_KERNEL_CALLERS))
         try:
             self._kernel = LoadedKernel(description, self._traps.wrap_kernel)
             if self._native is not None:
@@ -194,15 +198,6 @@ class Worker:
         return self._with_escape_attempts(
             {**self._tampering(thorough=False), **({"state": changes} if changes else {})}
         )
-
-    def _native_runtime(self, description: dict[str, Any]) -> NativeRuntime | None:
-        """Return the native slots for a kernel, if it is judged behind them."""
-        if not (ops := description.get("native")):
-            return None
-        native = NativeRuntime(self._device, self._traps)
-        native.install(ops, description["primary"])
-        self._traps.add_kernel_callers((*GPU_KERNEL_CALLERS, *HOST_KERNEL_CALLERS))
-        return native
 
     def _forbid(self, operators: list[str]) -> None:
         new = [name for name in operators if name not in self._traps.trapped]
