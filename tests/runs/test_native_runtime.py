@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 
@@ -12,12 +13,14 @@ from opforge.errors import OpforgeError
 from opforge.kernels.proof import read_proof
 from opforge.runs import RunConfig, run
 from opforge.runs.compare.compatible import other_differences
+from opforge.runs.execute import judge_pool
 from tests.command import opforge
 from tests.conftest import ROOT, UNARY, verdicts
 from tests.exploits.judging import Court
 from tests.exploits.table import CPU
 from tests.exploits.test_exploits import check
 from tests.native import RELU, write
+from tests.runtime import standin
 
 OUT_FORM = ["((T([4], f32),), {'out': T([4], f32)})"]
 RIGHT = "return torch.where(self > 0, self, torch.where(self.isnan(), self, torch.zeros_like(self)))"
@@ -103,9 +106,15 @@ TRICKS = {
         "calls aten::relu, the operator that it replaces|did not reach the kernel",
     ),
     "calls the operator": ("return torch.relu(self)", "", "cheated", "calls aten::relu, the operator that it replaces"),
-    "calls ATen's saved kernel": (
+    "calls what the slot has for ATen": (
         "for found in gc.get_objects():\n    if type(found).__name__ == '_JudgedSlot':\n        return found.aten_kernel(self)",
         "import gc",
+        "error",
+        "ATen does not answer for a kernel that is judged",
+    ),
+    "calls ATen's kernel of this key": (
+        "return torch.library.get_kernel('aten::relu', 'CPU').call_boxed(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), self)",
+        "",
         "cheated",
         "calls aten::relu, the operator that it replaces",
     ),
@@ -141,6 +150,44 @@ def test_aten_does_not_answer_timed_calls(tmp_path, judge_tiny):
     ended = judge_tiny(folder, {"relu.default": UNARY[:1]}, runtime="native", performance=True)
     found = {row.verdict: row.reason for row in ended.store.rows()}
     assert "cheated" in found, found
+
+
+def stand_in(tmp_path, monkeypatch):
+    """Give workers a stand-in for a GPU's driver, so that kernels on the CPU have launch plans."""
+    monkeypatch.setenv("OPFORGE_TEST_STANDIN", str(standin.build(tmp_path)))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    monkeypatch.setitem(judge_pool.ROLES, "worker", "tests.runs.standin_worker:serve")
+
+
+@pytest.mark.own_server
+@pytest.mark.slow
+def test_what_is_judged_is_the_replay_of_a_launch_plan(tmp_path, judge_tiny, monkeypatch):
+    stand_in(tmp_path, monkeypatch)
+    folder = kernels(tmp_path, RIGHT)
+    source = write(folder / "neg", standin.KERNELS["neg"], "neg_implementation_1.py")
+    ended = judge_tiny(folder, {"neg.default": UNARY[:1], "neg.out": OUT_FORM, "relu.default": UNARY}, runtime="native", timeout_s=60)
+    assert verdicts(ended) == {op: {("passed", "")} for op in ("neg.default", "neg.out", "relu.default")}
+    found = {op: (ran, reason) for op, ran, reason in ways(ended)}
+    assert found["neg.default"] == ("replayed", "")
+    assert found["relu.default"] == ("Python", "it calls aten::gt.Scalar, which may launch a kernel of its own")
+    digest = next(kernel.digest for kernel in ended.manifest.plan.kernels if kernel.ops[0] == "neg.default")
+    (row,) = read_proof(source, digest).operators["neg.default"].values()
+    assert row.native == {"replayed": {"cases": 1, "numel": [12, 12]}}
+
+
+@pytest.mark.own_server
+@pytest.mark.slow
+def test_the_kernel_in_python_is_judged_beside_its_replay(tmp_path, judge_tiny, monkeypatch):
+    """A call runs through Python until there is a plan. This kernel is right only while its plan is made."""
+    stand_in(tmp_path, monkeypatch)
+    made = "-1.0 if any(f.f_code.co_name == '_learn_one' for f, _ in traceback.walk_stack(None)) else -2.0"
+    source = standin.KERNELS["neg"].replace("-1.0", made).replace("import torch", "import torch, traceback", 1)
+    write(tmp_path / "kernels" / "neg", source, "neg_implementation_1.py")
+    ended = judge_tiny(tmp_path / "kernels", {"neg.default": UNARY[:1]}, runtime="native", timeout_s=60)
+    ((verdict, reason),) = verdicts(ended)["neg.default"]
+    assert verdict == "contract"
+    assert reason.startswith("another answer to the same inputs the second time")
+    assert ways(ended) == {("neg.default", "replayed", "")}
 
 
 EXPLOITS = [

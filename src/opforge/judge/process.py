@@ -334,6 +334,9 @@ class Judge:
         counted = next((i for i, p in enumerate(batch.entries) if p.variant == "again"), None)
         if op.kernel["forbidden"] and counted is not None:
             cases[counted] = replace(cases[counted], count_calls=True)
+        if "native" in op.kernel:  # users meet both forms: a call runs through Python until there is a plan for it
+            again = [p.variant == "again" for p in batch.entries]
+            cases = [replace(c, in_python=True) if second else c for c, second in zip(cases, again, strict=True)]
         return CallRequest(op.operator.name, cases, op.operator.is_random)
 
     def _breach(self, worker: KernelWorker, tampered: tuple[str, ...]) -> Verdict | None:

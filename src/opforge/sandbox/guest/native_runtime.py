@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from _thread import get_ident  # bound before any kernel is loaded
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter_ns
 from typing import Any
@@ -21,6 +22,7 @@ from opforge.runtime.enabling import why_not_installable
 from opforge.runtime.learning import DEVICE_TYPES, LEARNER
 from opforge.runtime.native import binding
 from opforge.runtime.native.building import NativeError
+from opforge.runtime.native.launch_plan import NoPlanError
 from opforge.runtime.native_slots import NativeSlot
 from opforge.runtime.operator_schema import FUNCTIONAL, OperatorSchema, schema_of
 from opforge.runtime.trees import instances
@@ -58,6 +60,10 @@ class _JudgedKernel(InstalledKernel):
 class _JudgedSlot(NativeSlot):
     """A slot whose kernel answers every call that reaches it, or raises."""
 
+    def __init__(self, op: OperatorSchema, key: str, library: binding.NativeLibrary) -> None:
+        super().__init__(op, key, library)
+        self.aten_kernel = _no_answer
+
     def _call(
         self,
         args: tuple[Any, ...],
@@ -72,6 +78,11 @@ class _JudgedSlot(NativeSlot):
         result = self._run_inside(kernel, args, kwargs)
         kernel.counts.served += 1
         return result
+
+
+def _no_answer(*_args: Any, **_kwargs: Any) -> Any:
+    """Stand in ATen's place: the call for which a plan is being made needs no answer if there is none."""
+    raise NoPlanError("ATen does not answer for a kernel that is judged")
 
 
 class NativeRuntime:
@@ -96,6 +107,7 @@ class NativeRuntime:
                 self._refused[op] = reason
             else:
                 self._schemas[op] = schema
+        self._functions: dict[str, Function] = {}
         self._learning_ns = 0
         self.last_way: dict[str, str] = {}
         """How the last call ran, and why it was not replayed, as the fields of a reply."""
@@ -122,7 +134,7 @@ class NativeRuntime:
 
     def serves(self, op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether a call of an operator reaches the slot with its own tensors."""
-        if op not in self._slots or torch._C._len_torch_dispatch_stack():  # noqa: SLF001  # a mode hides calls inside
+        if op not in self._slots:
             return False
         tensors = list(instances((args, kwargs), torch.Tensor))
         if not all(t.layout is torch.strided and not (t.is_quantized or t.is_conj() or t.is_neg()) for t in tensors):
@@ -133,6 +145,7 @@ class NativeRuntime:
 
     def callable_for(self, op: str, function: Function) -> Function:
         """Return a function that calls the operator; ``function`` is the kernel, for calls that reach no slot."""
+        self._functions[op] = function
         set_inside, operator = self._library.set_inside, aten_function(op)
 
         def through_dispatcher(*args: Any, **kwargs: Any) -> Any:
@@ -158,6 +171,11 @@ class NativeRuntime:
 
         return call
 
+    def in_python(self, op: str) -> Function:
+        """Return the kernel itself, as if it had no slot."""
+        self.last_way = {}
+        return self._functions[op]
+
     def learn(self, op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Make a launch plan for calls like this one, if its geometry is new."""
         slot = self._slots[op]
@@ -179,8 +197,9 @@ class NativeRuntime:
         finally:
             plans.learn = "never"
             self._library.set_inside(1)
-        if reasons := plans.refused - refused:
-            kernel.why_not_planned = next(iter(reasons))
+        if reasons := list(plans.refused - refused):
+            kernel.why_not_planned = reasons[0]
+            plans.refused = refused + Counter(reasons[:1])
         self._learning_ns += perf_counter_ns() - began
 
     def pop_learning_ns(self) -> int:

@@ -224,7 +224,7 @@ class Worker:
         return function if self._native is None else self._native.callable_for(op, function)
 
     def _call_all(self, request: dict[str, Any]) -> dict[str, Any]:
-        op, cases = request["op"], request["cases"]
+        op, cases, native = request["op"], request["cases"], self._native
         random = request["random"] if "random" in request else _is_random(op)
         self._next_offset = self._results_offset
         self._kept = KeptResults()
@@ -240,8 +240,9 @@ class Worker:
             if (elements := case.get("large_elements", 0)) * pace_s > _MAX_LARGE_CASE_S:
                 result: dict[str, Any] = {"raised": ["NotImplementedError", "it would take too long"]}
             else:
-                result = self._call(function, case, index)
-                began_ns += 0 if self._native is None else self._native.pop_learning_ns()
+                in_python = native is not None and case.get("in_python")
+                result = self._call(native.in_python(op) if in_python else function, case, index)
+                began_ns += 0 if native is None else native.pop_learning_ns()
             if not elements and case.get("elements"):
                 pace_s = min(pace_s, (perf_counter_ns() - began_ns) / 1e9 / max(case["elements"], _MIN_TIMED_ELEMENTS))
             if isinstance(function, Mutant):
