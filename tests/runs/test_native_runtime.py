@@ -28,7 +28,9 @@ NO_GPU = "launch plans are for kernels on a GPU"
 
 
 def kernels(tmp_path, body, op="relu", head=""):
-    source = f"import torch\n{head}\ndef {op}_kernel_impl(self):\n" + "".join(f"    {line}\n" for line in body.split("\n"))
+    source = f"import torch\n{head}\ndef {op}_kernel_impl(self):\n" + "".join(
+        f"    {line}\n" for line in body.split("\n")
+    )
     write(tmp_path / "kernels" / op, source, f"{op}_implementation_1.py")
     return tmp_path / "kernels"
 
@@ -165,7 +167,9 @@ def test_what_is_judged_is_the_replay_of_a_launch_plan(tmp_path, judge_tiny, mon
     stand_in(tmp_path, monkeypatch)
     folder = kernels(tmp_path, RIGHT)
     source = write(folder / "neg", standin.KERNELS["neg"], "neg_implementation_1.py")
-    ended = judge_tiny(folder, {"neg.default": UNARY[:1], "neg.out": OUT_FORM, "relu.default": UNARY}, runtime="native", timeout_s=60)
+    ended = judge_tiny(
+        folder, {"neg.default": UNARY[:1], "neg.out": OUT_FORM, "relu.default": UNARY}, runtime="native", timeout_s=60
+    )
     assert verdicts(ended) == {op: {("passed", "")} for op in ("neg.default", "neg.out", "relu.default")}
     found = {op: (ran, reason) for op, ran, reason in ways(ended)}
     assert found["neg.default"] == ("replayed", "")

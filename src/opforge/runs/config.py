@@ -14,7 +14,6 @@ from opforge.suites.base import DEFAULT_DTYPES
 from opforge.suites.case_selection import CaseSelection
 from opforge.suites.lookup import names_a_file
 
-
 RUNTIMES = {
     "python": "each kernel's function is called",
     "native": "each kernel is installed at its operator, as `opforge.enable` does, and the operator is called",

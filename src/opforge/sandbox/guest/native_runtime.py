@@ -140,7 +140,7 @@ class NativeRuntime:
         if not all(t.layout is torch.strided and not (t.is_quantized or t.is_conj() or t.is_neg()) for t in tensors):
             return False
         if not tensors:
-            return torch.device(kwargs.get("device") or "cpu").type == self._device.type
+            return bool(torch.device(kwargs.get("device") or "cpu").type == self._device.type)
         return any(t.device.type == self._device.type for t in tensors)
 
     def callable_for(self, op: str, function: Function) -> Function:

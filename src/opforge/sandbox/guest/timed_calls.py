@@ -263,9 +263,7 @@ class TimedCalls:
             synchronize()
 
 
-GPU_KERNEL_CALLERS = tuple(
-    vars(TimedCalls)[name].__code__ for name in ("_pass", "_rehearse", "_synchronous")
-)
+GPU_KERNEL_CALLERS = tuple(vars(TimedCalls)[name].__code__ for name in ("_pass", "_rehearse", "_synchronous"))
 """Functions that call kernels, and no operator besides."""
 
 

@@ -240,9 +240,11 @@ class Worker:
             if (elements := case.get("large_elements", 0)) * pace_s > _MAX_LARGE_CASE_S:
                 result: dict[str, Any] = {"raised": ["NotImplementedError", "it would take too long"]}
             else:
-                in_python = native is not None and case.get("in_python")
-                result = self._call(native.in_python(op) if in_python else function, case, index)
-                began_ns += 0 if native is None else native.pop_learning_ns()
+                in_python = native.in_python(op) if native is not None and case.get("in_python") else None
+                result = self._call(in_python or function, case, index)
+                if native is not None:
+                    began_ns += native.pop_learning_ns()
+                    result |= native.last_way if "returned" in result else {}
             if not elements and case.get("elements"):
                 pace_s = min(pace_s, (perf_counter_ns() - began_ns) / 1e9 / max(case["elements"], _MIN_TIMED_ELEMENTS))
             if isinstance(function, Mutant):
@@ -293,7 +295,6 @@ class Worker:
                 sleep(case["wait_s"])
             self._wait()
             reply: dict[str, Any] = {"returned": self._describe(result, InputAliases(inputs))}
-            reply |= {} if self._native is None else self._native.last_way
             reply["shares_result"] = self._kept.add(index, result, InputAliases(inputs)) or shared
             if unusable := _describe_unusable(result, inputs, situation):
                 reply["unusable"] = unusable
