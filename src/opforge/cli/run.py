@@ -77,6 +77,13 @@ def run(
     no_confine: Annotated[
         bool, typer.Option("--no-confine", help="Give kernels your access to files, network and processes.")
     ] = False,
+    runtime: Annotated[
+        str,
+        typer.Option(
+            help="How kernels are called: python (each kernel's function) or native (the operator, at which the "
+            "kernel is installed as by `opforge.enable`)."
+        ),
+    ] = "python",
     topn: Annotated[
         int | None, typer.Option(help="Of recorded calls: the N per operator with the most bytes times count.")
     ] = None,
@@ -140,6 +147,7 @@ def run(
             memory_gib=memory_gib,
             allow_fallback=allow_fallback,
             confine=not no_confine,
+            runtime=runtime,
             topn=topn,
             sample=sample,
             profile=profile,

@@ -42,6 +42,13 @@ def time(
     no_confine: Annotated[
         bool, typer.Option("--no-confine", help="Give the kernel your access to files, network and processes.")
     ] = False,
+    runtime: Annotated[
+        str,
+        typer.Option(
+            help="How the kernel is called: python (its function) or native (the operator, at which it is "
+            "installed as by `opforge.enable`)."
+        ),
+    ] = "python",
     out: Annotated[Path | None, typer.Option(help="Keep the run in this new folder.")] = None,
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
 ) -> int:
@@ -63,6 +70,7 @@ def time(
         workers=1,
         allow_fallback=allow_fallback,
         confine=not no_confine,
+        runtime=runtime,
     )
     if out is not None:
         return _time_kernel(config, backend, cases, out, as_json=format_ == "json")

@@ -52,6 +52,7 @@ _REDUCED_TIMEOUT_S = 10.0
 _MIN_ALLOWED_SLOWDOWN = 20.0
 """A call may take at least this many times as long as ATen."""
 _MAX_CASES_FOR_PARTS = 4
+_MAX_REASON_CHARS = 300
 _MAX_GRADIENT_CASES = 3
 """Number of cases per operator that are run for their gradients."""
 _MAX_CACHED_GPU_BYTES = 1 << 30
@@ -83,7 +84,7 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
     workers = WorkerConfig(config["device"], config["timeout_s"], config["memory_bytes"])
     worker_folders = WorkerFolders(spawner, **config["confine"]) if config.get("confine") else None
     peaks = Peaks.from_json(config["peaks"]) if config.get("peaks") else None
-    judge = Judge(channel, spawner, workers, blobs, worker_folders, peaks)
+    judge = Judge(channel, spawner, workers, blobs, worker_folders, peaks, native=config["native"])
     while True:
         judge.judge_job(channel.receive())
         channel.send({"done": True})
@@ -125,7 +126,11 @@ class Judge:
         blobs: Mapping[str, Bytes],
         worker_folders: WorkerFolders | None = None,
         peaks: Peaks | None = None,
+        *,
+        native: bool = False,
     ) -> None:
+        """Create a judge; with ``native``, kernels are called through their operators' native slots."""
+        self._native = native
         self._channel = channel
         self._spawner = spawner
         self._config = config
@@ -158,6 +163,8 @@ class Judge:
             return
         untimed = all(case.phase is not Phase.PERFORMANCE for cases in cases_of for case in cases)
         kernel = {**job["kernel"], "forbidden": self._forbidden_operators(job, cases_of), "untimed": untimed}
+        if self._native and kernel["file"] is not None and not {"mutant", "reference"} & kernel.keys():
+            kernel["native"] = [part["op"] for part in job["ops"]]
         try:
             for part, cases in zip(job["ops"], cases_of, strict=True):
                 facts, reference = self._operator_and_reference(job, part["op"], cases)
@@ -327,6 +334,9 @@ class Judge:
         counted = next((i for i, p in enumerate(batch.entries) if p.variant == "again"), None)
         if op.kernel["forbidden"] and counted is not None:
             cases[counted] = replace(cases[counted], count_calls=True)
+        if "native" in op.kernel:  # users meet both forms: a call runs through Python until there is a plan for it
+            again = [p.variant == "again" for p in batch.entries]
+            cases = [replace(c, in_python=True) if second else c for c, second in zip(cases, again, strict=True)]
         return CallRequest(op.operator.name, cases, op.operator.is_random)
 
     def _breach(self, worker: KernelWorker, tampered: tuple[str, ...]) -> Verdict | None:
@@ -381,6 +391,7 @@ class Judge:
         groups: dict[int, list[tuple[BatchEntry, Verdict]]] = {}
         first: CaseCheck | None = None
         effects: dict[str, str] = {}
+        ways: dict[int, dict[str, str]] = {}
         for entry, reply, inputs in zip(batch.entries, replies, touched, strict=True):
             check = CaseCheck(
                 op.operator, op.required, entry.expect, entry.call, entry.answer, reply, results,
@@ -388,7 +399,7 @@ class Judge:
             )  # fmt: skip
             verdict = check.verdict()
             if not entry.variant:
-                first = check
+                first, ways[id(entry.case)] = check, _way_figures(reply)
                 verdict = self._extra_checks(op, worker, batch, entry, check, verdict)
             elif verdict.kind is VerdictKind.WRONG and first is not None and batch.is_aten_at_fault(first.aten, entry):
                 continue
@@ -404,6 +415,7 @@ class Judge:
         settled = [(group[0][0].case, variants.combine_verdicts(group)) for group in groups.values()]
         if "mutant" in op.kernel:
             return [(c, replace(f, figures={**f.figures, "mutant": effects[c.id]})) for c, f in settled]
+        settled = [(case, replace(v, figures={**ways[id(case)], **v.figures})) for case, v in settled]
         return [(case, self._with_notes(batch, case, verdict)) for case, verdict in settled]
 
     def _with_notes(self, batch: Batch, case: CaseRow, verdict: Verdict) -> Verdict:
@@ -570,6 +582,12 @@ def _replayed_result(first: CaseCheck, replayed: CaseCheck) -> Verdict | None:
     if not earlier.verdict().passed:
         return None
     return Verdict(VerdictKind.CHEATED, "returned the result of earlier contents of the same memory: a replayed result")
+
+
+def _way_figures(reply: CallReply) -> dict[str, str]:
+    """Return how a call ran behind a native slot; nothing if the kernel's function was called."""
+    fields = {"ran": reply.ran, "not_replayed": reply.not_replayed[:_MAX_REASON_CHARS]}
+    return {name: text for name, text in fields.items() if text} if reply.ran else {}
 
 
 def _dispatcher_bypass(worker: KernelWorker, kernel: dict[str, Any]) -> Verdict | None:

@@ -34,6 +34,8 @@ class ProofRow:
     """Ascending element-count ranges, with whether the kernel is not slower; empty if not timed."""
     arguments: AllowedValues = field(default_factory=dict)
     """Proven values of non-tensor arguments, as in the file; arguments not listed were omitted."""
+    native: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """How passed cases ran behind native slots (replayed, C++, Python), each with their number and sizes."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> ProofRow:
@@ -47,6 +49,7 @@ class ProofRow:
             tuple(row["layouts"]),
             timed,
             row.get("arguments", {}),
+            row.get("native", {}),
         )
 
     def sizes(self, *, not_slower: bool) -> list[tuple[int, int]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from opforge.runs.score import OperatorTally, Summary
 from opforge.runs.speed import PerfAtP, Ratio
+from opforge.sandbox.host.reply import WAYS
 
 Cell = str | int | float | None
 
@@ -48,6 +49,9 @@ def score_lines(summary: Summary) -> Iterator[tuple[str, str]]:
         )
     if remark := _timed_counts_text(summary):
         yield "timed", remark
+    if summary.ways:
+        counts = ", ".join(f"{summary.ways[way]} {way}" for way in WAYS if summary.ways[way])
+        yield "runtime", f"native; cases by the way they ran: {counts}"
 
 
 def _timed_counts_text(summary: Summary) -> str:

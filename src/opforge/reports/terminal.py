@@ -21,6 +21,7 @@ _MAX_OPERATOR_ROWS = 40
 _MAX_FAILED_OPERATORS = 25
 _MAX_WEAK_OPERATORS = 5
 _MAX_ALARMS = 25
+_MAX_NOT_REPLAYED = 4
 _SPEED_COLUMNS: dict[str, Callable[[OperatorTally], str]] = {
     "× ATen": speed_text.speed_cell,
     "call × ATen": speed_text.call_cell,
@@ -200,3 +201,5 @@ def _show_scores(console: Console, summary: Summary) -> None:
     for title, text in speed_text.score_lines(summary):
         console.print(f"{title:12} {escape(text)}", soft_wrap=True)
     console.print(f"cases        {scores['cases']}: {verdict_counts_text(scores['verdicts'])}", soft_wrap=True)
+    for reason, count in summary.not_replayed.most_common(_MAX_NOT_REPLAYED):
+        console.print(f"through Python, {count}×: {escape_line(reason)}", soft_wrap=True)

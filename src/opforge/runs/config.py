@@ -14,6 +14,11 @@ from opforge.suites.base import DEFAULT_DTYPES
 from opforge.suites.case_selection import CaseSelection
 from opforge.suites.lookup import names_a_file
 
+RUNTIMES = {
+    "python": "each kernel's function is called",
+    "native": "each kernel is installed at its operator, as `opforge.enable` does, and the operator is called",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
@@ -37,6 +42,8 @@ class RunConfig:
     """Whether a kernel may call the operator that it replaces."""
     confine: bool = True
     """Whether kernels are kept from network, files and other processes."""
+    runtime: str = "python"
+    """How kernels are called; a key of ``RUNTIMES``."""
     executor: str = "local"
     ray_address: str = ""
     """Address of a running cluster; empty to start Ray on this machine."""
@@ -64,6 +71,8 @@ class RunConfig:
             raise OpforgeError(f"--ray-address {self.ray_address} requires --executor ray")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise OpforgeError(f"unknown device {self.device!r}; allowed: cpu, cuda, cuda:N")
+        if self.runtime not in RUNTIMES:
+            raise OpforgeError(f"unknown --runtime {self.runtime!r}; allowed: {', '.join(RUNTIMES)}")
         self.selection.checked()
         return replace(
             self,

@@ -89,6 +89,8 @@ class _PassedCases:
     timed: list[tuple[int, bool]] = field(default_factory=list)
     """Numbers of elements, with whether the kernel was not slower at that size."""
     arguments: CollectedValues = field(default_factory=dict)
+    native: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Numbers of elements in cases judged behind a native slot, by how they ran."""
 
     def add(self, call: _Call, row: ResultRow) -> None:
         specs = call.specs
@@ -107,6 +109,8 @@ class _PassedCases:
         )
         self.layouts |= {"offset"} if any(s.offset for s in specs) else set()
         self.layouts |= {SHAPES_DIFFER} if len({tuple(s.shape) for s in specs}) > 1 else set()
+        if row.ran:
+            self.native[row.ran].append(numel)
         if row.headline is not None:
             self.timed.append((numel, not_slower(row)))
 
@@ -119,6 +123,9 @@ class _PassedCases:
         }
         if arguments := {name: words for name, words in self.arguments.items() if words != {DEFAULT: []}}:
             row["arguments"] = arguments
+        if self.native:
+            ways = sorted(self.native.items())
+            row["native"] = {way: {"cases": len(ns), "numel": [min(ns), max(ns)]} for way, ns in ways}
         return {**row, "timed": timed_ranges(self.timed)} if self.timed else row
 
 
@@ -354,7 +361,7 @@ def _bounded(cases: Mapping[str, str], before: Mapping[str, int]) -> dict[str, A
 
 
 def _union_rows(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
-    """Return what two runs prove together; timings come from the later run that has any."""
+    """Return what two runs prove together; timings and ways come from the later run that has any."""
     if before is None:
         return now
     union: dict[str, Any] = {
@@ -368,6 +375,8 @@ def _union_rows(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str,
             for word, numbers in {**words, **({} if name in other.get("arguments", {}) else {DEFAULT: []})}.items():
                 add_value(arguments, name, word, numbers)
     union |= {"arguments": arguments} if arguments else {}
+    native = now.get("native") or before.get("native")
+    union |= {"native": native} if native else {}
     timed = now.get("timed") or before.get("timed")
     return {**union, "timed": timed} if timed else union
 

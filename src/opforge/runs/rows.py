@@ -150,6 +150,16 @@ class ResultRow(NamedTuple):
         return calls
 
     @property
+    def ran(self) -> str:
+        """Return how the call ran behind a native slot: replayed, C++ or Python; empty in runtime python."""
+        return str(self.figures.get("ran", ""))
+
+    @property
+    def not_replayed(self) -> str:
+        """Return why the call ran through Python behind a native slot; empty if it did not."""
+        return str(self.figures.get("not_replayed", ""))
+
+    @property
     def raised(self) -> bool:
         """Whether it passed because the kernel raised where ATen does."""
         return "raised" in self.figures

@@ -43,6 +43,10 @@ class OperatorTally:
     """Cases judged by a tolerance because the operator has no float64 form."""
     aten_bugs: Counter[str] = field(default_factory=Counter)
     """Checks skipped because of a PyTorch bug, and how often."""
+    ways: Counter[str] = field(default_factory=Counter)
+    """How cases ran behind a native slot: replayed, C++ or Python."""
+    not_replayed: Counter[str] = field(default_factory=Counter)
+    """Why cases ran through Python there, and how often."""
 
     @property
     def unit(self) -> str:
@@ -189,6 +193,8 @@ class Summary:
         tally.tolerated += row.tolerated
         tally.calls = tally.calls or row.calls
         tally.aten_bugs.update(note for note in row.notes if PYTORCH_DEFECT in note or REFERENCE_DEFECT in note)
+        tally.ways.update([row.ran] if row.ran else [])
+        tally.not_replayed.update([row.not_replayed] if row.not_replayed else [])
         timed = CaseSpeed.from_row(row)
         tally.performance_cases += timed is not None or row.phase == Phase.PERFORMANCE
         if timed is not None:
@@ -254,6 +260,16 @@ class Summary:
     @property
     def case_counts(self) -> Counter[str]:
         return sum((t.verdicts for t in self.operators.values()), Counter())
+
+    @property
+    def ways(self) -> Counter[str]:
+        """Return how many cases ran in which way behind native slots; none in runtime python."""
+        return sum((t.ways for t in self.operators.values()), Counter())
+
+    @property
+    def not_replayed(self) -> Counter[str]:
+        """Return why cases ran through Python behind native slots, and how often."""
+        return sum((t.not_replayed for t in self.operators.values()), Counter())
 
     @property
     def speed(self) -> Ratio | None:
@@ -336,6 +352,7 @@ class Summary:
             "declined": len(self.declined),
             "cases": self.case_counts.total(),
             "verdicts": dict(self.case_counts),
+            **({"ran": dict(self.ways), "not_replayed": dict(self.not_replayed.most_common(8))} if self.ways else {}),
             **self._speed_scores(),
             "weak": sorted(self.weak_judged),
         }

@@ -324,28 +324,8 @@ def _proven_calls(
 ) -> ProvenCalls | None:
     """Return the domain of a kernel at an operator; raise if the kernel cannot serve it."""
     op_facts = _schema(op)
-    if op_facts.composite:
-        raise _RefusedError(
-            f"{op} is made of other operators (CompositeImplicitAutograd): overriding it would cut off gradients. "
-            "Write a kernel for one of these operators"
-        )
-    if op in _NEVER_REPLACED:
-        raise _RefusedError(
-            f"results of {op} become parameters or other tensor subclasses, "
-            "which is impossible for results of a Python kernel"
-        )
-    if (
-        op_facts.kind == OUT
-        and "nondeterministic_seeded" in op_facts.tags
-        and _schema(source.primary).kind == FUNCTIONAL
-    ):
-        raise _RefusedError(
-            f"{op} uses random numbers, and a kernel for {source.primary} would use them up before it declines"
-        )
-    has = torch._C._dispatch_has_computed_kernel_for_dispatch_key  # noqa: SLF001
-    name = f"aten::{op.removesuffix('.default')}"
-    if not has(name, dispatch_key(enabled.device)):
-        raise _RefusedError(f"{op} has no ATen kernel for {dispatch_key(enabled.device)} to override")
+    if reason := why_not_installable(op, source.primary, enabled.device):
+        raise _RefusedError(reason)
     if enabled.policy == "all":
         return ProvenCalls(op_facts, {}, check_speed=False)
     if proof is None:
@@ -361,6 +341,27 @@ def _proven_calls(
             f"{source.name} was not timed for {op}, or is slower than ATen at every size; policy='right' uses it anyway"
         )
     return proven_calls
+
+
+def why_not_installable(op: str, primary: str, device: str) -> str:
+    """Say why no kernel with the signature of ``primary`` can be installed at an operator; empty if it can."""
+    op_facts = _schema(op)
+    if op_facts.composite:
+        return (
+            f"{op} is made of other operators (CompositeImplicitAutograd): overriding it would cut off gradients. "
+            "Write a kernel for one of these operators"
+        )
+    if op in _NEVER_REPLACED:
+        return (
+            f"results of {op} become parameters or other tensor subclasses, "
+            "which is impossible for results of a Python kernel"
+        )
+    if op_facts.kind == OUT and "nondeterministic_seeded" in op_facts.tags and _schema(primary).kind == FUNCTIONAL:
+        return f"{op} uses random numbers, and a kernel for {primary} would use them up before it declines"
+    has = torch._C._dispatch_has_computed_kernel_for_dispatch_key  # noqa: SLF001
+    if not has(f"aten::{op.removesuffix('.default')}", dispatch_key(device)):
+        return f"{op} has no ATen kernel for {dispatch_key(device)} to override"
+    return ""
 
 
 def _proof(source: Source, device: str) -> tuple[Mapping[str, Any] | None, str | None]:

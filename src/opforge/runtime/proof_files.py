@@ -82,6 +82,11 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     }
     if "arguments" in row:
         checked["arguments"] = {_text(name): _value_ranges(words) for name, words in row["arguments"].items()}
+    if "native" in row:  # how cases ran behind native slots, if they were judged there
+        checked["native"] = {
+            _text(way): {"cases": _number(part["cases"]), "numel": _range(part["numel"])}
+            for way, part in row["native"].items()
+        }
     timed = [[*_range(part[:2]), _flag(*part[2:])] for part in map(_list, _list(row.get("timed", [])))]
     return {**checked, "timed": timed} if timed else checked
 

@@ -66,8 +66,9 @@ def other_differences(before: Manifest, after: Manifest) -> Iterator[str]:
     for file, digest in before.plan.sources.items():
         if after.plan.sources.get(file, digest) != digest:
             yield f"{file} has changed"
-    for name in ("timeout_s", "memory_gib", "allow_fallback", "confine"):
-        mine, theirs = before.config.get(name), after.config.get(name)
+    for name in ("timeout_s", "memory_gib", "allow_fallback", "confine", "runtime"):
+        older = "python" if name == "runtime" else None  # what runs without this setting had
+        mine, theirs = before.config.get(name, older), after.config.get(name, older)
         if mine != theirs:
             yield f"setting {name} was {_setting_text(mine)}, and {_setting_text(theirs)}"
 

@@ -342,6 +342,8 @@ class JudgePool:
         return judge
 
     def _start_judge(self, gpu: str) -> _JudgeProcess:
+        if self._config.runtime == "native":
+            self._spawner.load_native_runtime()
         ours, theirs = Channel.pair()
         line = self._spawner.connect(gpu)
         settings = {
@@ -352,6 +354,7 @@ class JudgePool:
             "confine": self._confine,
             "peaks": self._peaks,
             "gpu": gpu,
+            "native": self._config.runtime == "native",
         }
         pid = self._spawner.spawn("judge", settings, [theirs.fileno(), line.fileno()], limits={}, output=False)
         theirs.close()

@@ -7,6 +7,7 @@ numbers: a kernel that hides the record is still wrong.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
 import os
@@ -15,7 +16,7 @@ import sysconfig
 import warnings
 from _thread import get_ident  # like _getframe, bound before any kernel is loaded
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from sys import _getframe
 from types import CodeType, FrameType
@@ -110,7 +111,8 @@ class Traps:
         """By argument geometry: digest of the integers from trapped calls, and its update count."""
         self._between = {replace_by_noise.__code__}
         self._trap_code: CodeType | None = None
-        self._call_code: CodeType | None = None
+        self._kernel_callers: set[CodeType] = set()
+        """Functions of the harness that do nothing but call kernels."""
         self._folder = _NOWHERE
 
     def add(self, names: list[str]) -> None:
@@ -197,7 +199,7 @@ class Traps:
             if code is _CHECK_CODE:
                 return False
             formula |= code is _BACKWARD and _codes_above(frame, len(self._gradient_callers)) == self._gradient_callers
-            if code is self._call_code or code.co_filename.startswith(self._folder):
+            if code in self._kernel_callers or code.co_filename.startswith(self._folder):
                 return True
             if not code.co_filename.startswith(_KNOWN):
                 return True  # code compiled from text has no file
@@ -256,8 +258,22 @@ class Traps:
             self._given = ()  # others may need the memory
             return result
 
-        self._call_code = call.__code__
+        self._kernel_callers.add(call.__code__)
         return call
+
+    def add_kernel_callers(self, callers: Iterable[CodeType]) -> None:
+        """Take trapped calls below these functions of the harness for the kernel's."""
+        self._kernel_callers.update(callers)
+
+    @contextlib.contextmanager
+    def timing(self, given: tuple[Any, ...]) -> Iterator[None]:
+        """Surround calls of a kernel that are not wrapped one by one, with arguments like these."""
+        self._given = given
+        try:
+            yield
+        finally:
+            self._given = ()
+            self._integers.clear()
 
     def _check_integers(self, result: Any) -> None:
         """Find trapped integer calls that work on copied bytes of the floating-point arguments.
@@ -303,6 +319,10 @@ class Traps:
         self._calls.clear()
         self._children[:] = bytes(len(self._children))
         return names
+
+    def renew(self, names: list[str]) -> None:
+        """Accept what the harness itself has registered for operators since their traps were set."""
+        self._registrations.update({name: _registered(name) for name in names})
 
     def reregistered(self) -> list[str]:
         """Return the trapped operators that something has registered again."""

@@ -6,6 +6,7 @@ process, the result is whatever lies at that address.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,13 @@ class HostTimedCalls:
         self._step = WORDS_PER_PART
         self._sets: list[tuple[list[Any], dict[str, Any], list[Tensor]]] = []
         self._kept: list[Any] = []
+        self._around: Callable[[Any], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+
+    def call_instead(
+        self, function: Callable[..., Any], around: Callable[[Any], contextlib.AbstractContextManager[Any]]
+    ) -> None:
+        """Call another function. ``around`` surrounds each block of calls, and gets their arguments."""
+        self._function, self._around = function, around
 
     def allocate(self, sets: int, parts: int) -> dict[str, Any]:
         """Allocate inputs for ``sets`` calls and return their addresses.
@@ -42,7 +50,7 @@ class HostTimedCalls:
         The memory is new. Results have ``parts`` parts.
         """
         self._kept = []
-        self._sets, old = [self._set() for _ in range(sets)], self._sets
+        self._sets, old = [self.new_set() for _ in range(sets)], self._sets
         del old  # not earlier: the new ones need other addresses
         self._step = WORDS_PER_PART * parts
         self._table = memoryview(self._arena)[self._table_offset :][: 8 * self._step * sets].cast("Q")
@@ -50,22 +58,23 @@ class HostTimedCalls:
 
     def run(self, *, dry: bool) -> None:
         """Make the calls; ``dry`` does everything except the calls, with the existing results."""
-        function, table = self._function, self._table
-        if dry:
-            for start, result in zip(range(0, len(table), self._step), self._kept, strict=True):
+        with self._around(self._sets):
+            function, table = self._function, self._table
+            if dry:
+                for start, result in zip(range(0, len(table), self._step), self._kept, strict=True):
+                    if type(result) is Tensor:
+                        table[start] = result.data_ptr() or 1
+                    else:
+                        self._write_entry(start, result)
+                return
+            self._kept = kept = []  # freeing results is part of the work: a kernel may do something then
+            for start, (args, kwargs, _) in zip(range(0, len(table), self._step), self._sets, strict=True):
+                result = function(*args, **kwargs)
+                kept.append(result)
                 if type(result) is Tensor:
                     table[start] = result.data_ptr() or 1
                 else:
                     self._write_entry(start, result)
-            return
-        self._kept = kept = []  # freeing results is part of the work: a kernel may do something then
-        for start, (args, kwargs, _) in zip(range(0, len(table), self._step), self._sets, strict=True):
-            result = function(*args, **kwargs)
-            kept.append(result)
-            if type(result) is Tensor:
-                table[start] = result.data_ptr() or 1
-            else:
-                self._write_entry(start, result)
 
     def result(self, call: int) -> tuple[Any, list[Tensor]]:
         """Return the result of one of the last calls, and its inputs as they are now."""
@@ -83,7 +92,7 @@ class HostTimedCalls:
         if not parts:
             self._table[start] = 1
 
-    def _set(self) -> tuple[list[Any], dict[str, Any], list[Tensor]]:
+    def new_set(self) -> tuple[list[Any], dict[str, Any], list[Tensor]]:
         """Return arguments in newly allocated memory."""
         tensors: list[Tensor] = []
 
@@ -112,3 +121,7 @@ def double_bits(number: float) -> int:
         return int(struct.unpack("<Q", struct.pack("<d", number))[0])
     except OverflowError:
         return 0
+
+
+HOST_KERNEL_CALLERS = (HostTimedCalls.run.__code__,)
+"""Functions that call kernels, and no operator besides."""

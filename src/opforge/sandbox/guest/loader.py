@@ -123,21 +123,28 @@ class LoadedKernel:
         self, description: dict[str, Any], wrap: Callable[[Function], Function] = lambda function: function
     ) -> None:
         self._primary = table().get(description["primary"])
-        self._function = None if description["file"] is None else wrap(_function(description))
+        self.operator: Any = None
+        """The operator that a C++ kernel is."""
+        self.function: Function | None = None
+        """The kernel's function as calls run it; None for ATen itself."""
+        if description["file"] is not None:
+            function = _function(description)
+            self.operator = function if isinstance(function, torch._ops.OpOverload) else None  # noqa: SLF001
+            self.function = wrap(function)
         if description.get("identity"):
-            self._function = _identity
+            self.function = _identity
         self._mutant: str = description.get("mutant", "")
         self._mutated: dict[str, Mutant] = {}
 
     def callable_for(self, op: str) -> Function:
         if self._mutant:
             return self._mutated_for(op)
-        if self._function is None:
+        if self.function is None:
             return aten_function(op)
         wanted = table().get(op)
         if wanted is None or self._primary is None:
-            return self._function
-        return adapt(self._function, wanted, implements=self._primary)
+            return self.function
+        return adapt(self.function, wanted, implements=self._primary)
 
     def _mutated_for(self, op: str) -> Mutant:
         """Return an operator's mutant, shared by all batches: it remembers what it has shown."""

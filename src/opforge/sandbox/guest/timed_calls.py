@@ -6,6 +6,7 @@ captured is queued behind a pause and timed by events. Call times come from the 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from time import perf_counter_ns  # bound before any kernel is loaded
@@ -72,6 +73,13 @@ class TimedCalls:
         self._flush: torch.Tensor | None = None
         self._last_quantity = ""
         """The quantity timed last."""
+        self._around: Callable[[Any], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+
+    def call_instead(
+        self, function: Callable[..., Any], around: Callable[[Any], contextlib.AbstractContextManager[Any]]
+    ) -> None:
+        """Call another function. ``around`` surrounds each block of calls, and gets their arguments."""
+        self._function, self._around = function, around
 
     def allocate(self, calls: int, sets: int, *, graph: bool, flush_bytes: int) -> dict[str, Any]:
         """Prepare calls over several sets of inputs, in new memory.
@@ -83,7 +91,7 @@ class TimedCalls:
         self._kept, self._captured = [], []
         self._graph = self._short = None
         old = self._sets, self._others
-        self._sets, self._others = ([self._set() for _ in range(n)] for n in (sets, max(1, short_pass_calls(calls))))
+        self._sets, self._others = ([self.new_set() for _ in range(n)] for n in (sets, max(1, short_pass_calls(calls))))
         del old  # not earlier: the new sets need other addresses
         first = [flat_storage(tensor) for tensor in self._first]
         storages = [[flat_storage(tensor) for tensor in tensors] for _, _, tensors in self._sets]
@@ -142,7 +150,7 @@ class TimedCalls:
         kept = self._captured if self._graph is not None and self._last_quantity == "device" else self._kept
         return kept[call], self._sets[call % len(self._sets)][2]
 
-    def _set(self) -> Arguments:
+    def new_set(self) -> Arguments:
         """Return arguments in their own uninitialised memory."""
         tensors = [_like(tensor) for tensor in self._first]
         waiting = iter(tensors)
@@ -156,7 +164,8 @@ class TimedCalls:
     def _pass(self, sets: list[Arguments], calls: int) -> list[Any]:
         function = self._function
         rounds = [*sets * (calls // len(sets)), *sets[: calls % len(sets)]]
-        return [function(*args, **kwargs) for args, kwargs, _ in rounds]
+        with self._around(sets):
+            return [function(*args, **kwargs) for args, kwargs, _ in rounds]
 
     def _pipelined(self, calls: int) -> float:
         self._rehearse(calls)
@@ -168,8 +177,9 @@ class TimedCalls:
 
     def _rehearse(self, calls: int) -> None:
         """Call on spare sets, if any: the first timed call finds the processor as the rest do."""
-        for args, kwargs, _ in self._sets[calls:][: rehearsal_calls(len(self._sets), calls)]:
-            self._function(*args, **kwargs)
+        with self._around(self._sets):
+            for args, kwargs, _ in self._sets[calls:][: rehearsal_calls(len(self._sets), calls)]:
+                self._function(*args, **kwargs)
         self._wait()
 
     def _synchronous(self, calls: int) -> float:
@@ -177,9 +187,10 @@ class TimedCalls:
         self._rehearse(calls)
         start = perf_counter_ns()
         self._kept = []
-        for args, kwargs, _ in self._sets[:calls]:
-            kept.append(function(*args, **kwargs))
-            synchronize()
+        with self._around(self._sets):
+            for args, kwargs, _ in self._sets[:calls]:
+                kept.append(function(*args, **kwargs))
+                synchronize()
         spent = perf_counter_ns() - start
         self._kept = kept
         return spent / calls
@@ -250,6 +261,10 @@ class TimedCalls:
     def _wait(self) -> None:
         if self._stream is not None:
             synchronize()
+
+
+GPU_KERNEL_CALLERS = tuple(vars(TimedCalls)[name].__code__ for name in ("_pass", "_rehearse", "_synchronous"))
+"""Functions that call kernels, and no operator besides."""
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:

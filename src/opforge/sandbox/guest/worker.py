@@ -21,6 +21,7 @@ from torch.cuda import _sleep, empty_cache, mem_get_info, memory_reserved, synch
 from opforge.cases.tensors import flat_bytes, flat_storage, one_tensor_per_offset, owned_copy, tensor_from_row
 from opforge.cases.wire import SHORT_DTYPES, decode
 from opforge.procs.channel import Channel
+from opforge.runtime.aten_kernels import dispatch_key
 from opforge.sandbox.guard import blocked_functions, readable_paths
 from opforge.sandbox.guard.audit import AuditHook
 from opforge.sandbox.guard.confinement import confinement_from_wire
@@ -28,7 +29,7 @@ from opforge.sandbox.guard.integrity import FunctionSnapshot
 from opforge.sandbox.guard.registrations import registration_snapshot
 from opforge.sandbox.guard.traps import Traps, non_aten_operators
 from opforge.sandbox.guest.aliases import InputAliases
-from opforge.sandbox.guest.cpu_timed_calls import HostTimedCalls, result_parts
+from opforge.sandbox.guest.cpu_timed_calls import HOST_KERNEL_CALLERS, HostTimedCalls, result_parts
 from opforge.sandbox.guest.global_state import GlobalState, generator_state, seed_generator
 from opforge.sandbox.guest.input_file import InputFileRunner
 from opforge.sandbox.guest.kept_results import KeptResults, call_and_keep
@@ -41,6 +42,7 @@ from opforge.sandbox.guest.loader import (
     gradients,
     override_aten,
 )
+from opforge.sandbox.guest.native_runtime import NativeRuntime
 from opforge.sandbox.guest.situations import (
     INFERENCE_MODE,
     KEPT_RESULTS,
@@ -51,7 +53,7 @@ from opforge.sandbox.guest.situations import (
     call_in_two_threads,
     input_for,
 )
-from opforge.sandbox.guest.timed_calls import TimedCalls
+from opforge.sandbox.guest.timed_calls import GPU_KERNEL_CALLERS, TimedCalls
 from opforge.sandbox.guest.triton_autotuning import keep_short
 from opforge.sandbox.guest.triton_interpreter import serialize_launches
 from opforge.sandbox.mutants.mutant import Mutant
@@ -122,6 +124,8 @@ class Worker:
         self._pid = getpid()
         self._traps = Traps(device.type, (gradients.__code__, Worker._gradient.__code__, Worker.run.__code__))
         self._kept = KeptResults()
+        self._native: NativeRuntime | None = None
+        """The slots through which a kernel is called; None if its function is called itself."""
 
     def run(self) -> None:
         torch.set_grad_enabled(False)
@@ -176,9 +180,16 @@ class Worker:
         state = GlobalState.now()
         if self._path is not None:
             self._traps.set_kernel_folder(self._path)
+        if ops := description.get("native"):
+            self._native = NativeRuntime(self._device, self._traps, ops, description["primary"])
         self._forbid(description.get("forbidden", []))
+        if self._native is not None:
+            self._native.install()
+            self._traps.add_kernel_callers((*GPU_KERNEL_CALLERS, *HOST_KERNEL_CALLERS))
         try:
             self._kernel = LoadedKernel(description, self._traps.wrap_kernel)
+            if self._native is not None:
+                self._native.use(self._kernel)
         except KernelLoadError as error:
             return self._with_escape_attempts({"error": str(error)})
         if description.get("untimed"):
@@ -209,10 +220,11 @@ class Worker:
     def _function(self, op: str) -> Callable[..., Any]:
         if self._kernel is None:
             raise RuntimeError("no kernel is loaded")
-        return self._kernel.callable_for(op)
+        function = self._kernel.callable_for(op)
+        return function if self._native is None else self._native.callable_for(op, function)
 
     def _call_all(self, request: dict[str, Any]) -> dict[str, Any]:
-        op, cases = request["op"], request["cases"]
+        op, cases, native = request["op"], request["cases"], self._native
         random = request["random"] if "random" in request else _is_random(op)
         self._next_offset = self._results_offset
         self._kept = KeptResults()
@@ -228,7 +240,11 @@ class Worker:
             if (elements := case.get("large_elements", 0)) * pace_s > _MAX_LARGE_CASE_S:
                 result: dict[str, Any] = {"raised": ["NotImplementedError", "it would take too long"]}
             else:
-                result = self._call(function, case, index)
+                in_python = native.in_python(op) if native is not None and case.get("in_python") else None
+                result = self._call(in_python or function, case, index)
+                if native is not None:
+                    began_ns += native.pop_learning_ns()
+                    result |= native.last_way if "returned" in result else {}
             if not elements and case.get("elements"):
                 pace_s = min(pace_s, (perf_counter_ns() - began_ns) / 1e9 / max(case["elements"], _MIN_TIMED_ELEMENTS))
             if isinstance(function, Mutant):
@@ -428,10 +444,13 @@ class Worker:
         args, kwargs, inputs = self._copy_arguments(request["case"])
         self._next_offset = self._results_offset
         try:
-            function = self._function(request["op"])
-            key = "CPU" if self._device.type == "cpu" else "CUDA"
-            with override_aten(function, request["op"], key) if self._path else contextlib.nullcontext():
-                grads = gradients(aten_function(request["op"]), args, kwargs, inputs)
+            op, key = request["op"], dispatch_key(self._device.type)
+            function = self._function(op)
+            if self._native is not None and self._native.serves(op, args, kwargs):
+                grads = gradients(function, args, kwargs, inputs)
+            else:
+                with override_aten(function, op, key) if self._path else contextlib.nullcontext():
+                    grads = gradients(aten_function(op), args, kwargs, inputs)
             self._wait()
             return {"results": [{"returned": self._describe(grads)}]}
         except BaseException as error:  # noqa: BLE001  # a kernel may raise anything; it becomes the verdict
@@ -452,6 +471,8 @@ class Worker:
                 if device.type == "cpu"
                 else TimedCalls(function, case, self._arena, device)
             )
+            if self._native is not None:
+                self._call_operator(self._native, op, self._timed_calls)
             self._state_before_timing = GlobalState.now()
         timed_calls = self._require_timed_calls()
 
@@ -463,6 +484,14 @@ class Worker:
             )
 
         return self._catching_kernel_errors(allocate)
+
+    @staticmethod
+    def _call_operator(native: NativeRuntime, op: str, timed_calls: TimedCalls | HostTimedCalls) -> None:
+        """Have the operator itself called, if its slot runs the kernel."""
+        args, kwargs, _tensors = timed_calls.new_set()
+        if native.serves(op, args, kwargs):
+            native.learn(op, args, kwargs)
+            timed_calls.call_instead(aten_function(op), native.serving)
 
     def _on_gpu(self, step: Callable[[TimedCalls], dict[str, Any]]) -> dict[str, Any]:
         """Run a step that only races on a GPU have."""

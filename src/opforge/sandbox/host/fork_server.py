@@ -158,6 +158,8 @@ class ForkServer:
                 return {"folder": client.folder}
             case "orphans":
                 return {"orphans": self._kill_strays(client.workers[request["pid"]])}
+            case "native":
+                return _load_native_runtime()
             case "stop":
                 return self._stop(client, request["pid"])
             case unknown:
@@ -335,6 +337,18 @@ def _keep_only(fds: set[int]) -> None:
         if fd > low:  # an empty range that starts at 0 closes everything
             os.closerange(low, fd)
         low = fd + 1
+
+
+def _load_native_runtime() -> dict[str, Any]:
+    """Load the native runtime for all processes forked from now on; it is built if need be."""
+    from opforge.runtime.native import binding  # with torch, which is imported after the socket is open
+    from opforge.runtime.native.building import NativeError
+
+    try:
+        binding.load()
+    except NativeError as error:
+        return {"unavailable": str(error)}
+    return {}
 
 
 def _limit(limits: dict[str, int]) -> None:

@@ -17,6 +17,8 @@ from opforge.sandbox.guest.device_memory import MemoryLocation
 from opforge.sandbox.guest.input_file import MAX_TESTS
 
 MALFORMED_REPLY = "the worker's reply is malformed"
+REPLAYED, CPP, PYTHON = WAYS = ("replayed", "C++", "Python")
+"""How a call ran behind a native slot: from a launch plan, as a C++ operator, or through Python."""
 _DEFAULT_ESTIMATE_NS = 1e6
 _MAX_COUNTED_OPERATORS = 100
 _MAX_NAME_CHARS = 80
@@ -142,6 +144,10 @@ class CallReply:
     used_rng: bool = False
     calls: dict[str, int] | None = None
     """How often the kernel called each ATen operator, if counted."""
+    ran: str = ""
+    """How the call ran behind a native slot, one of ``WAYS``; empty if the kernel's function was called."""
+    not_replayed: str = ""
+    """Why it ran through Python."""
     mutant: str = ""
     """Effect of a mutant on the call."""
     malformed: str = ""
@@ -163,6 +169,8 @@ class CallReply:
             for name in ("late", "shares_result", "changed_later", "used_rng"):
                 fields[name] = bool(reply.get(name))
             fields["unusable"] = _text(reply.get("unusable") or "")
+            fields["ran"] = ran if (ran := reply.get("ran")) in WAYS else ""
+            fields["not_replayed"] = _text(reply.get("not_replayed") or "")
             fields["calls"] = _counts(reply["calls"]) if "calls" in reply else None
             fields["inputs"] = _inputs(reply["inputs"], region) if "inputs" in reply else None
             fields["returned"] = _result(reply, region)

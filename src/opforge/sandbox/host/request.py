@@ -51,6 +51,8 @@ class CaseRequest(_WireMessage):
     """Where other contents lie: the kernel is called on them first, in the same tensors."""
     count_calls: bool | None = None
     """Whether to count the ATen operators that the kernel calls."""
+    in_python: bool | None = None
+    """Whether to call the kernel's function also where its operator has a native slot."""
     watch_rng: bool | None = None
     """Whether to report that the call drew random numbers."""
     wait_s: float | None = None
