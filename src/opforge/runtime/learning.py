@@ -102,15 +102,18 @@ class CallSpec:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallSpec:
-        memories: dict[int, tuple[int, int]] = {}
+        first: dict[int, torch.Tensor] = {}
+        """The tensor that begins first in each memory."""
+        for tensor in instances([args, kwargs], torch.Tensor):
+            if _start(tensor) <= _start(first.setdefault(_memory(tensor), tensor)):
+                first[_memory(tensor)] = tensor
+        bases = {memory: (number, _base(tensor)) for number, (memory, tensor) in enumerate(first.items())}
 
         def spec(tensor: torch.Tensor) -> TensorGeometry:
-            start = tensor.storage_offset() * tensor.element_size()
-            memory = tensor.untyped_storage()._cdata  # noqa: SLF001  # torch has no public name for it
-            number, base = memories.setdefault(memory, (len(memories), _base(tensor, start)))
+            number, base = bases[_memory(tensor)]
             return TensorGeometry(
                 tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device, tensor.requires_grad,
-                number, start - base,
+                number, _start(tensor) - base,
             )  # fmt: skip
 
         return cls(
@@ -159,11 +162,19 @@ class CallSpec:
                 raise NoPlanError("the call's tensors are too large to make others like them")
 
 
-def _base(tensor: torch.Tensor, start: int) -> int:
-    """Return where a memory begins if only what a kernel may depend on is kept of a tensor's place in it."""
-    if not start:
-        return 0
-    return start - (tensor.data_ptr() % _ALIGNMENT or _ALIGNMENT)
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  # torch has no public name for it
+
+
+def _start(tensor: torch.Tensor) -> int:
+    """Return the bytes from the start of its memory to a tensor."""
+    return tensor.storage_offset() * tensor.element_size()
+
+
+def _base(tensor: torch.Tensor) -> int:
+    """Return where a memory begins if only what a kernel may depend on is kept of its first tensor's place in it."""
+    start = _start(tensor)
+    return start - (tensor.data_ptr() % _ALIGNMENT or _ALIGNMENT) if start else 0
 
 
 @dataclass
@@ -424,7 +435,8 @@ def _bits(value: Any) -> list[torch.Tensor | None]:
         return [None]
     if isinstance(value, torch.Tensor):
         shape = torch.tensor([*value.shape, *value.stride(), value.element_size()])
-        return [shape, value.detach().contiguous().reshape(-1).view(torch.uint8).clone()]
+        row = value.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+        return [shape, row.view(torch.uint8)]
     return [item for part in value for item in _bits(part)]
 
 
