@@ -61,7 +61,9 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
 class RandomCalls:
     """A pool of random calls of kernels in a folder."""
 
-    def __init__(self, root: Path, ops: Sequence[str], *, seed: int, size: int, device: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, root: Path, ops: Sequence[str], *, seed: int, size: int, device: str, dtype: torch.dtype
+    ) -> None:
         self.seed = seed
         self._random = random.Random(seed)
         self._device, self._dtype = device, dtype
@@ -193,9 +195,7 @@ class RandomCalls:
     def _layer_norm(self, op: str) -> Call:
         rows, columns = self._random.randrange(1, 9), self._random.randrange(1, 200)
         given = self._view(self._random.choice(self._memories), [rows, columns], gaps=False)
-        parts = [
-            self._random.choice((None, self._view(self._memories[i], [columns], gaps=False))) for i in range(2)
-        ]
+        parts = [self._random.choice((None, self._view(self._memories[i], [columns], gaps=False))) for i in range(2)]
         eps = self._random.choice((1e-5, 1e-6, 0.0))
         return self._call(torch.ops.aten.native_layer_norm.default, op, given, [columns], *parts, eps)
 

@@ -109,3 +109,10 @@ void row_norm(unsigned x, unsigned y, unsigned z, void** parameters) {
   AT(float*, 4)[x] = mean;
   AT(float*, 5)[x] = deviation;
 }
+
+void filled(unsigned x, unsigned y, unsigned z, void** parameters) {  // target as bytes, count, value of four bytes
+  (void)y; (void)z;
+  uint8_t* target = AT(uint8_t*, 0);
+  const int count = AT(int, 1), value = AT(int, 2);
+  for (int i = x * 64; i < (int)(x + 1) * 64 && i < count; ++i) target[i] = value >> i % 4 * 8;
+}

@@ -25,6 +25,7 @@ from .native.binding import NativeLibrary
 from .native.launch_plan import LaunchPlan, NoPlanError
 from .native.recording import PlanRecorder, record
 from .operator_schema import OperatorSchema
+from .results import check_result_types
 from .trees import instances, map_instances
 
 LEARN = {
@@ -41,6 +42,8 @@ _POISONS = (0xA5, 0x5A, 0xFF)
 _MAX_QUEUED = 1024
 _ALL_NOTED, _NOTED_EVERY = 64, 16
 """How many calls without a plan are all noted, and which of the later ones."""
+_MAX_LEARNED = 4
+"""How often a call gets a plan before it is no longer noted."""
 _MAX_FAILURES = 4
 """Geometries without a plan after which a kernel that has none at all is not tried again."""
 _END_S = 10.0
@@ -59,7 +62,9 @@ class KernelPlans:
     runs: int = 0
     """Calls that Python answered."""
     noted: set[str] = field(default_factory=set)
-    """Calls that were noted, whatever became of them."""
+    """Calls that were noted and have not got a plan, or cannot."""
+    learned: Counter[str] = field(default_factory=Counter)
+    """How often calls got a plan. It is lost if kernels are changed, and calls in another mode need another one."""
 
     @property
     def hopeless(self) -> bool:
@@ -80,6 +85,10 @@ class TensorGeometry:
     """Number of the memory, which several tensors of a call may share."""
     offset: int
     """Bytes from the start of the memory, as far as the kernel may depend on them."""
+    number: int
+    """Number of the tensor: a call may have the very same one twice."""
+    inference: bool
+    """Whether it was made in inference mode."""
 
     @property
     def extent(self) -> int:
@@ -102,6 +111,7 @@ class CallSpec:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallSpec:
+        numbers: dict[int, int] = {}
         first: dict[int, torch.Tensor] = {}
         """The tensor that begins first in each memory."""
         for tensor in instances([args, kwargs], torch.Tensor):
@@ -113,7 +123,7 @@ class CallSpec:
             number, base = bases[_memory(tensor)]
             return TensorGeometry(
                 tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device, tensor.requires_grad,
-                number, _start(tensor) - base,
+                number, _start(tensor) - base, numbers.setdefault(id(tensor), len(numbers)), tensor.is_inference(),
             )  # fmt: skip
 
         return cls(
@@ -140,12 +150,16 @@ class CallSpec:
                 raise NoPlanError("a tensor does not begin at a whole element of its memory")
             shifts.append(shift if all(t.offset for t in sharing) else 0)
             elements = -(-(max(t.extent for t in sharing) + shifts[-1]) // sharing[0].dtype.itemsize)
-            memories.append(torch.empty(elements, dtype=sharing[0].dtype, device=sharing[0].device))
+            with torch.inference_mode(sharing[0].inference):
+                memories.append(torch.empty(elements, dtype=sharing[0].dtype, device=sharing[0].device))
+        made: dict[int, torch.Tensor] = {}
 
         def tensor(spec: TensorGeometry) -> torch.Tensor:
-            offset = (spec.offset + shifts[spec.memory]) // spec.dtype.itemsize
-            made = memories[spec.memory].as_strided(spec.sizes, spec.strides, offset)
-            return made.requires_grad_(requires_grad=True) if spec.requires_grad else made
+            if spec.number not in made:
+                offset = (spec.offset + shifts[spec.memory]) // spec.dtype.itemsize
+                view = memories[spec.memory].as_strided(spec.sizes, spec.strides, offset)
+                made[spec.number] = view.requires_grad_(requires_grad=True) if spec.requires_grad else view
+            return made[spec.number]
 
         with torch.inference_mode(self.inference_mode):
             args = map_instances(self.args, TensorGeometry, tensor)
@@ -194,10 +208,13 @@ class SyntheticCall:
             if memory.dtype.is_floating_point or memory.dtype.is_complex:
                 wide = memory.dtype if memory.dtype.is_complex or memory.dtype.itemsize > 1 else torch.float32
                 draw = torch.randn if seed % 2 else torch.rand
-                memory.copy_(draw(memory.shape, dtype=wide, device=memory.device, generator=generator))
+                values = draw(memory.shape, dtype=wide, device=memory.device, generator=generator)
+                with torch.inference_mode():  # it allows writes to all tensors
+                    memory.copy_(values)
             else:
                 bound = 2 if memory.dtype == torch.bool else self.bound
-                memory.random_(0, bound, generator=generator)
+                with torch.inference_mode():
+                    memory.random_(0, bound, generator=generator)
 
 
 class _LearningThread(threading.local):
@@ -232,6 +249,7 @@ class _Learning:
         self.call.fill(0)
         try:
             result = function(*args, **kwargs)  # compiles, and settles what is tuned
+            check_result_types(self.op, result)
             handle = self._make_plan(function, args, kwargs)
         except NoPlanError as error:
             plans.refused[str(error)] += 1
@@ -250,6 +268,8 @@ class _Learning:
         args, kwargs = self.shifted.args, self.shifted.kwargs
         if self._record(function, args, kwargs) != plan:
             raise NoPlanError("it did not do the same in two runs of the same geometry")
+        if [r.type for r in self.op.returns] != ["Tensor"] * len(plan.results):
+            raise NoPlanError("its results are not one tensor for each that the operator returns")
         if not plan.steps and plan.allocations:
             raise NoPlanError("it launches nothing")
         handle = self.library.make_plan(plan.encode())
@@ -314,24 +334,26 @@ class Learner:
     def begin(self) -> None:
         """Begin with nothing noted, also in a forked child, which lacks the threads that may hold the lock."""
         self._changed = threading.Condition()
-        self._queue: list[tuple[SlotLike, KernelPlans, CallSpec]] = []
+        self._queue: list[tuple[SlotLike, KernelPlans, CallSpec, str]] = []
         self._busy = False
         self._thread: threading.Thread | None = None
         self._ending = False
 
     def note(self, slot: SlotLike, plans: KernelPlans, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note a call of a kernel that has no plan for it."""
-        if plans.learn == "never" or plans.hopeless or len(plans.noted) >= _MAX_QUEUED:
+        if plans.learn == "never" or plans.hopeless or len(plans.noted) + len(plans.learned) >= _MAX_QUEUED:
             return
         plans.runs += 1
         if plans.runs > _ALL_NOTED and plans.runs % _NOTED_EVERY:  # noting takes as long as a short kernel
             return
         spec = CallSpec.of(args, kwargs)
-        if not any(t.device.type in DEVICE_TYPES for t in spec.tensors) or (key := repr(spec)) in plans.noted:
+        if not any(t.device.type in DEVICE_TYPES for t in spec.tensors):
+            return
+        if (key := repr(spec)) in plans.noted or plans.learned[key] >= _MAX_LEARNED:
             return
         plans.noted.add(key)
         with self._changed:
-            self._queue.append((slot, plans, spec))
+            self._queue.append((slot, plans, spec, key))
             if plans.learn == "background" and self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="opforge: launch plans", daemon=True)
                 self._thread.start()
@@ -384,9 +406,10 @@ def learning_here() -> _Learning | None:
     return _this_thread.learning
 
 
-def _learn_one(slot: SlotLike, plans: KernelPlans, spec: CallSpec) -> None:
+def _learn_one(slot: SlotLike, plans: KernelPlans, spec: CallSpec, key: str) -> None:
     if not any(kernel.plans is plans for kernel in slot.kernels):  # it was disabled
         return
+    before = len(plans.handles)
     try:
         spec.check_size()
         with _side_stream(spec), torch.inference_mode(spec.inference_mode), torch.set_grad_enabled(spec.grad_mode):
@@ -398,6 +421,9 @@ def _learn_one(slot: SlotLike, plans: KernelPlans, spec: CallSpec) -> None:
         plans.refused[f"{type(error).__name__}: {error}"] += 1
     finally:
         _this_thread.learning = None
+    if len(plans.handles) > before:
+        plans.learned[key] += 1
+        plans.noted.discard(key)
 
 
 @contextlib.contextmanager

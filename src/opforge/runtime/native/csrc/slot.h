@@ -202,7 +202,7 @@ class Slot {
   // Adds a plan that Python has offered while it answered a call of this geometry. If modes were changed meanwhile,
   // nobody knows in which ones it was recorded.
   void attach(Plan* plan, const Geometry& geometry, uint64_t modes, int64_t code) const {
-    if (current_modes() != modes) return;
+    if (current_modes() != modes || !geometry.compared_all() || plan->results.size() != tensor_returns()) return;
     const std::lock_guard<std::mutex> guard(writers_lock());
     const Table* table = table_.load();
     if (table == nullptr || table->rules->generation != code >> kOutcomeBits) return;
@@ -215,6 +215,15 @@ class Slot {
     plan->numbers.assign(geometry.numbers().begin(), geometry.numbers().end());
     plan->next = entry->plans.load();
     entry->plans.store(plan, std::memory_order_release);
+  }
+
+  // Returns how many tensors the operator returns; no number that a plan can have if it returns something else.
+  size_t tensor_returns() const {
+    const std::vector<c10::Argument>& returns = op_.schema().returns();
+    return std::all_of(returns.begin(), returns.end(),
+                       [](const c10::Argument& result) { return result.type()->kind() == c10::TypeKind::TensorType; })
+               ? returns_
+               : SIZE_MAX;
   }
 
   template <class Return>
