@@ -325,17 +325,22 @@ class SlotLike(Protocol):
         ...
 
 
+_Noted = tuple[SlotLike, KernelPlans, CallSpec, str]
+
+
 class Learner:
     """Notes calls, and makes launch plans for them."""
 
     def __init__(self) -> None:
+        self._queue: list[_Noted] = []
+        self._working: list[_Noted] = []
+        """Calls for which a thread is making a plan."""
         self.begin()
 
     def begin(self) -> None:
-        """Begin with nothing noted, also in a forked child, which lacks the threads that may hold the lock."""
+        """Begin without threads, also in a forked child, which lacks those that may hold the lock."""
         self._changed = threading.Condition()
-        self._queue: list[tuple[SlotLike, KernelPlans, CallSpec, str]] = []
-        self._busy = False
+        self._queue, self._working = [*self._working, *self._queue], []
         self._thread: threading.Thread | None = None
         self._ending = False
 
@@ -349,10 +354,11 @@ class Learner:
         spec = CallSpec.of(args, kwargs)
         if not any(t.device.type in DEVICE_TYPES for t in spec.tensors):
             return
-        if (key := repr(spec)) in plans.noted or plans.learned[key] >= _MAX_LEARNED:
-            return
-        plans.noted.add(key)
+        key = repr(spec)
         with self._changed:
+            if key in plans.noted or plans.learned[key] >= _MAX_LEARNED:
+                return
+            plans.noted.add(key)
             self._queue.append((slot, plans, spec, key))
             if plans.learn == "background" and self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="opforge: launch plans", daemon=True)
@@ -368,10 +374,10 @@ class Learner:
             with self._changed:
                 if not self._queue:
                     left = None if limit is None else limit - time.monotonic()
-                    self._changed.wait_for(lambda: not self._busy, left)
+                    self._changed.wait_for(lambda: not self._working, left)
                     return
-                item = self._queue.pop(0)
-            _learn_one(*item)
+                item = self._take()
+            self._make(item)
 
     def stop(self) -> None:
         """End the thread before the interpreter ends; a plan that is being made is finished."""
@@ -386,14 +392,23 @@ class Learner:
         with _relaxed_capture():
             while True:
                 with self._changed:
-                    self._busy = False
-                    self._changed.notify_all()
                     self._changed.wait_for(lambda: self._queue or self._ending)
                     if self._ending:
                         return
-                    item = self._queue.pop(0)
-                    self._busy = True
-                _learn_one(*item)
+                    item = self._take()
+                self._make(item)
+
+    def _take(self) -> _Noted:
+        self._working.append(self._queue.pop(0))
+        return self._working[-1]
+
+    def _make(self, item: _Noted) -> None:
+        try:
+            _learn_one(*item)
+        finally:
+            with self._changed:
+                self._working.remove(item)
+                self._changed.notify_all()
 
 
 LEARNER = Learner()
@@ -414,6 +429,7 @@ def _learn_one(slot: SlotLike, plans: KernelPlans, spec: CallSpec, key: str) -> 
         spec.check_size()
         with _side_stream(spec), torch.inference_mode(spec.inference_mode), torch.set_grad_enabled(spec.grad_mode):
             _this_thread.learning = learning = _Learning(slot.op, spec.make(), spec.make(_SHIFT), slot.library)
+            slot.library.set_learning(1)
             _operator(slot.op)(*learning.call.args, **learning.call.kwargs)
     except NoPlanError as error:
         plans.refused[str(error)] += 1
@@ -421,6 +437,7 @@ def _learn_one(slot: SlotLike, plans: KernelPlans, spec: CallSpec, key: str) -> 
         plans.refused[f"{type(error).__name__}: {error}"] += 1
     finally:
         _this_thread.learning = None
+        slot.library.set_learning(0)
     if len(plans.handles) > before:
         plans.learned[key] += 1
         plans.noted.discard(key)
