@@ -127,7 +127,7 @@ class Slot {
       if (known == Known::kYes && outcome.action != kPass) {
         bool refused = false;
         if (outcome.plan != nullptr) {
-          if (Tensors results; outcome.plan->replay(geometry.tensors(), results)) return typed_results<Return>(results);
+          if (Tensors results; replay(outcome, code, thread, geometry, results)) return typed_results<Return>(results);
           refused = true;
         }
         c10::Stack stack = c10::impl::boxArgs<Args...>(std::forward<Args>(args)...);
@@ -164,6 +164,10 @@ class Slot {
     if (outcome.action == kRun) outcome.plan = plan_for(*entry, geometry);
     code = rules.generation << kOutcomeBits | entry->outcome;
     if (outcome.action != kRun || outcome.plan != nullptr) {
+      if (thread->learning) {  // there is nothing to learn: ATen answers, and nothing is counted
+        outcome = Outcome();
+        return Known::kYes;
+      }
       rules.stripes[thread->stripe].counts[entry->outcome].fetch_add(1, std::memory_order_relaxed);
     }
     return Known::kYes;
@@ -197,6 +201,20 @@ class Slot {
     const uint64_t modes = current_modes();
     while (plan != nullptr && (plan->modes != modes || !plan->fits(geometry))) plan = plan->next;
     return plan;
+  }
+
+  // Replays a plan. If that raises, the caller gets no answer, and the call does not count.
+  bool replay(const Outcome& outcome, int64_t code, Thread* thread, const Geometry& geometry, Tensors& results) const {
+    try {
+      return outcome.plan->replay(geometry.tensors(), results);
+    } catch (...) {
+      const Look table(thread, table_);
+      if (table && table->rules->generation == code >> kOutcomeBits) {
+        auto& counts = table->rules->stripes[thread->stripe].counts;
+        counts[code & ((1 << kOutcomeBits) - 1)].fetch_sub(1, std::memory_order_relaxed);
+      }
+      throw;
+    }
   }
 
   // Adds a plan that Python has offered while it answered a call of this geometry. If modes were changed meanwhile,
@@ -255,7 +273,7 @@ class Slot {
       case kRun: {  // Python turns autocast off for the kernel alone: ATen may have to answer after it
         if (outcome.plan != nullptr) {
           Tensors results;
-          if (!outcome.plan->replay(geometry.tensors(), results)) return to_python(*answer_, keys, stack, code);
+          if (!replay(outcome, code, thread, geometry, results)) return to_python(*answer_, keys, stack, code);
           stack->resize(stack->size() - arguments_);
           for (at::Tensor& result : results) stack->emplace_back(std::move(result));
           return;
