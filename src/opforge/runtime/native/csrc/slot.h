@@ -92,11 +92,9 @@ class Slot {
   void call(c10::DispatchKeySet keys, c10::Stack* stack) const {
     Thread* thread = this_thread();
     if (thread->inside == 0 && table_.load(std::memory_order_acquire) != nullptr) {  // then answer_ is set too
-      Geometry geometry;
-      if (!geometry.describe(stack->data() + stack->size() - arguments_, arguments_)) {
-        return to_python(*answer_, keys, stack, -1);
-      }
       for (int i = 0; i < kTries; ++i) {
+        Geometry geometry;  // anew each time: it points to the arguments, and to ask may move the stack
+        if (!geometry.describe(stack->data() + stack->size() - arguments_, arguments_)) break;
         Outcome outcome;
         int64_t code = 0;
         if (Known known = look_up(thread, geometry, outcome, code); known == Known::kYes) {
