@@ -41,8 +41,8 @@ def scaled(source, target, count, factor, BLOCK: tl.constexpr):
 
 def mul_kernel_impl(self, other):
     other = torch.tensor(other) if not torch.is_tensor(other) else other
-    if torch.result_type(self, other) != torch.float32 or other.dim() or other is self:
-        raise NotImplementedError("tensors")
+    if torch.result_type(self, other) != torch.float32 or other.dim() or not self.is_contiguous():
+        raise NotImplementedError("tensors, or rows with gaps")
     flat = self.view(-1)
     target = torch.empty(flat.shape)
     scaled[(triton.cdiv(flat.numel(), 64),)](flat, target, flat.numel(), float(other), BLOCK=64)
@@ -66,6 +66,76 @@ def add_kernel_impl(self, other, *, alpha=1):
     strided_sum[(triton.cdiv(self.numel(), 64),)](
         self, other, target, self.numel(), self.stride(0), other.stride(0), BLOCK=64)
     return target
+""",
+    "clamp": """
+import torch, triton
+import triton.language as tl
+
+@triton.jit(do_not_specialize=["count"])
+def clamped(source, target, count, low, high, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(source + at, mask=at < count)
+    value = tl.where(value < low, low, tl.where(value > high, high, value))
+    tl.store(target + at, value, mask=at < count)
+
+def clamp_kernel_impl(self, min=None, max=None):
+    if not self.is_contiguous() or self.dtype != torch.float32 or (min is None and max is None):
+        raise NotImplementedError("rows with gaps")
+    target = torch.empty_like(self)
+    low, high = float("-inf") if min is None else float(min), float("inf") if max is None else float(max)
+    clamped[(triton.cdiv(self.numel(), 64),)](self, target, self.numel(), low, high, BLOCK=64)
+    return target
+""",
+    "add_": """
+import torch, triton
+import triton.language as tl
+
+@triton.jit(do_not_specialize=["count", "target_stride", "source_stride"])
+def strided_add_to(target, source, count, target_stride, source_stride, factor, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(target + at * target_stride, mask=at < count)
+    value += factor * tl.load(source + at * source_stride, mask=at < count)
+    tl.store(target + at * target_stride, value, mask=at < count)
+
+def add__kernel_impl(self, other, *, alpha=1):
+    if not torch.is_tensor(other) or self.shape != other.shape or self.dim() != 1 or not self.stride(0):
+        raise NotImplementedError("rows only")
+    strided_add_to[(triton.cdiv(self.numel(), 64),)](
+        self, other, self.numel(), self.stride(0), other.stride(0), float(alpha), BLOCK=64)
+    return self
+""",
+    "native_layer_norm": """
+import torch, triton
+import triton.language as tl
+
+@triton.jit(do_not_specialize=["columns", "given"])
+def row_norm(source, weight, bias, target, mean, deviation, columns, given, eps, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, BLOCK)
+    inside = at < columns
+    value = tl.load(source + row * columns + at, mask=inside, other=0)
+    average = tl.sum(value) / columns
+    scale = tl.rsqrt(tl.sum(tl.where(inside, (value - average) * (value - average), 0)) / columns + eps)
+    result = (value - average) * scale
+    if given & 1:
+        result *= tl.load(weight + at, mask=inside)
+    if given & 2:
+        result += tl.load(bias + at, mask=inside)
+    tl.store(target + row * columns + at, result, mask=inside)
+    tl.store(mean + row, average)
+    tl.store(deviation + row, scale)
+
+def native_layer_norm_kernel_impl(input, normalized_shape, weight, bias, eps):
+    columns = input.shape[-1]
+    tensors = [t for t in (input, weight, bias) if t is not None]
+    if input.dim() != 2 or list(normalized_shape) != [columns] or not all(t.is_contiguous() for t in tensors):
+        raise NotImplementedError("rows only")
+    target = torch.empty_like(input)
+    mean, deviation = (input.new_empty(input.shape[0], 1) for _ in range(2))
+    given = (weight is not None) + 2 * (bias is not None)
+    row_norm[(input.shape[0],)](
+        input, input if weight is None else weight, input if bias is None else bias, target, mean, deviation,
+        columns, given, eps, BLOCK=256)
+    return target, mean, deviation
 """,
 }
 """Kernels that are right, in Triton."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -534,6 +535,7 @@ def holds_in_fork(check):
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
+        signal.alarm(100)  # ends a child that hangs
         try:
             os._exit(0 if check() else 1)
         finally:

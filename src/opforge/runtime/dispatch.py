@@ -7,6 +7,7 @@ operator is ATen's own, so kernels neither run on each other nor recurse.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import warnings
 from abc import ABC, abstractmethod
@@ -36,7 +37,8 @@ class KernelWarning(RuntimeWarning):
 
 
 INSTALL_LOCK = threading.RLock()
-"""Held while kernels are installed or removed."""
+"""Held while kernels are installed or removed. A forked child lacks the thread that may hold it."""
+os.register_at_fork(after_in_child=INSTALL_LOCK._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 @dataclass

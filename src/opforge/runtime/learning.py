@@ -25,6 +25,7 @@ from .native.binding import NativeLibrary
 from .native.launch_plan import LaunchPlan, NoPlanError
 from .native.recording import PlanRecorder, record
 from .operator_schema import OperatorSchema
+from .results import check_result_types
 from .trees import instances, map_instances
 
 LEARN = {
@@ -41,6 +42,8 @@ _POISONS = (0xA5, 0x5A, 0xFF)
 _MAX_QUEUED = 1024
 _ALL_NOTED, _NOTED_EVERY = 64, 16
 """How many calls without a plan are all noted, and which of the later ones."""
+_MAX_LEARNED = 4
+"""How often a call gets a plan before it is no longer noted."""
 _MAX_FAILURES = 4
 """Geometries without a plan after which a kernel that has none at all is not tried again."""
 _END_S = 10.0
@@ -59,7 +62,9 @@ class KernelPlans:
     runs: int = 0
     """Calls that Python answered."""
     noted: set[str] = field(default_factory=set)
-    """Calls that were noted, whatever became of them."""
+    """Calls that were noted and have not got a plan, or cannot."""
+    learned: Counter[str] = field(default_factory=Counter)
+    """How often calls got a plan. It is lost if kernels are changed, and calls in another mode need another one."""
 
     @property
     def hopeless(self) -> bool:
@@ -80,6 +85,10 @@ class TensorGeometry:
     """Number of the memory, which several tensors of a call may share."""
     offset: int
     """Bytes from the start of the memory, as far as the kernel may depend on them."""
+    number: int
+    """Number of the tensor: a call may have the very same one twice."""
+    inference: bool
+    """Whether it was made in inference mode."""
 
     @property
     def extent(self) -> int:
@@ -102,15 +111,19 @@ class CallSpec:
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallSpec:
-        memories: dict[int, tuple[int, int]] = {}
+        numbers: dict[int, int] = {}
+        first: dict[int, torch.Tensor] = {}
+        """The tensor that begins first in each memory."""
+        for tensor in instances([args, kwargs], torch.Tensor):
+            if _start(tensor) <= _start(first.setdefault(_memory(tensor), tensor)):
+                first[_memory(tensor)] = tensor
+        bases = {memory: (number, _base(tensor)) for number, (memory, tensor) in enumerate(first.items())}
 
         def spec(tensor: torch.Tensor) -> TensorGeometry:
-            start = tensor.storage_offset() * tensor.element_size()
-            memory = tensor.untyped_storage()._cdata  # noqa: SLF001  # torch has no public name for it
-            number, base = memories.setdefault(memory, (len(memories), _base(tensor, start)))
+            number, base = bases[_memory(tensor)]
             return TensorGeometry(
                 tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device, tensor.requires_grad,
-                number, start - base,
+                number, _start(tensor) - base, numbers.setdefault(id(tensor), len(numbers)), tensor.is_inference(),
             )  # fmt: skip
 
         return cls(
@@ -137,12 +150,16 @@ class CallSpec:
                 raise NoPlanError("a tensor does not begin at a whole element of its memory")
             shifts.append(shift if all(t.offset for t in sharing) else 0)
             elements = -(-(max(t.extent for t in sharing) + shifts[-1]) // sharing[0].dtype.itemsize)
-            memories.append(torch.empty(elements, dtype=sharing[0].dtype, device=sharing[0].device))
+            with torch.inference_mode(sharing[0].inference):
+                memories.append(torch.empty(elements, dtype=sharing[0].dtype, device=sharing[0].device))
+        made: dict[int, torch.Tensor] = {}
 
         def tensor(spec: TensorGeometry) -> torch.Tensor:
-            offset = (spec.offset + shifts[spec.memory]) // spec.dtype.itemsize
-            made = memories[spec.memory].as_strided(spec.sizes, spec.strides, offset)
-            return made.requires_grad_(requires_grad=True) if spec.requires_grad else made
+            if spec.number not in made:
+                offset = (spec.offset + shifts[spec.memory]) // spec.dtype.itemsize
+                view = memories[spec.memory].as_strided(spec.sizes, spec.strides, offset)
+                made[spec.number] = view.requires_grad_(requires_grad=True) if spec.requires_grad else view
+            return made[spec.number]
 
         with torch.inference_mode(self.inference_mode):
             args = map_instances(self.args, TensorGeometry, tensor)
@@ -159,11 +176,19 @@ class CallSpec:
                 raise NoPlanError("the call's tensors are too large to make others like them")
 
 
-def _base(tensor: torch.Tensor, start: int) -> int:
-    """Return where a memory begins if only what a kernel may depend on is kept of a tensor's place in it."""
-    if not start:
-        return 0
-    return start - (tensor.data_ptr() % _ALIGNMENT or _ALIGNMENT)
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  # torch has no public name for it
+
+
+def _start(tensor: torch.Tensor) -> int:
+    """Return the bytes from the start of its memory to a tensor."""
+    return tensor.storage_offset() * tensor.element_size()
+
+
+def _base(tensor: torch.Tensor) -> int:
+    """Return where a memory begins if only what a kernel may depend on is kept of its first tensor's place in it."""
+    start = _start(tensor)
+    return start - (tensor.data_ptr() % _ALIGNMENT or _ALIGNMENT) if start else 0
 
 
 @dataclass
@@ -183,10 +208,13 @@ class SyntheticCall:
             if memory.dtype.is_floating_point or memory.dtype.is_complex:
                 wide = memory.dtype if memory.dtype.is_complex or memory.dtype.itemsize > 1 else torch.float32
                 draw = torch.randn if seed % 2 else torch.rand
-                memory.copy_(draw(memory.shape, dtype=wide, device=memory.device, generator=generator))
+                values = draw(memory.shape, dtype=wide, device=memory.device, generator=generator)
+                with torch.inference_mode():  # it allows writes to all tensors
+                    memory.copy_(values)
             else:
                 bound = 2 if memory.dtype == torch.bool else self.bound
-                memory.random_(0, bound, generator=generator)
+                with torch.inference_mode():
+                    memory.random_(0, bound, generator=generator)
 
 
 class _LearningThread(threading.local):
@@ -221,6 +249,7 @@ class _Learning:
         self.call.fill(0)
         try:
             result = function(*args, **kwargs)  # compiles, and settles what is tuned
+            check_result_types(self.op, result)
             handle = self._make_plan(function, args, kwargs)
         except NoPlanError as error:
             plans.refused[str(error)] += 1
@@ -239,6 +268,8 @@ class _Learning:
         args, kwargs = self.shifted.args, self.shifted.kwargs
         if self._record(function, args, kwargs) != plan:
             raise NoPlanError("it did not do the same in two runs of the same geometry")
+        if [r.type for r in self.op.returns] != ["Tensor"] * len(plan.results):
+            raise NoPlanError("its results are not one tensor for each that the operator returns")
         if not plan.steps and plan.allocations:
             raise NoPlanError("it launches nothing")
         handle = self.library.make_plan(plan.encode())
@@ -294,33 +325,41 @@ class SlotLike(Protocol):
         ...
 
 
+_Noted = tuple[SlotLike, KernelPlans, CallSpec, str]
+
+
 class Learner:
     """Notes calls, and makes launch plans for them."""
 
     def __init__(self) -> None:
+        self._queue: list[_Noted] = []
+        self._working: list[_Noted] = []
+        """Calls for which a thread is making a plan."""
         self.begin()
 
     def begin(self) -> None:
-        """Begin with nothing noted, also in a forked child, which lacks the threads that may hold the lock."""
+        """Begin without threads, also in a forked child, which lacks those that may hold the lock."""
         self._changed = threading.Condition()
-        self._queue: list[tuple[SlotLike, KernelPlans, CallSpec]] = []
-        self._busy = False
+        self._queue, self._working = [*self._working, *self._queue], []
         self._thread: threading.Thread | None = None
         self._ending = False
 
     def note(self, slot: SlotLike, plans: KernelPlans, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note a call of a kernel that has no plan for it."""
-        if plans.learn == "never" or plans.hopeless or len(plans.noted) >= _MAX_QUEUED:
+        if plans.learn == "never" or plans.hopeless or len(plans.noted) + len(plans.learned) >= _MAX_QUEUED:
             return
         plans.runs += 1
         if plans.runs > _ALL_NOTED and plans.runs % _NOTED_EVERY:  # noting takes as long as a short kernel
             return
         spec = CallSpec.of(args, kwargs)
-        if not any(t.device.type in DEVICE_TYPES for t in spec.tensors) or (key := repr(spec)) in plans.noted:
+        if not any(t.device.type in DEVICE_TYPES for t in spec.tensors):
             return
-        plans.noted.add(key)
+        key = repr(spec)
         with self._changed:
-            self._queue.append((slot, plans, spec))
+            if key in plans.noted or plans.learned[key] >= _MAX_LEARNED:
+                return
+            plans.noted.add(key)
+            self._queue.append((slot, plans, spec, key))
             if plans.learn == "background" and self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="opforge: launch plans", daemon=True)
                 self._thread.start()
@@ -335,10 +374,10 @@ class Learner:
             with self._changed:
                 if not self._queue:
                     left = None if limit is None else limit - time.monotonic()
-                    self._changed.wait_for(lambda: not self._busy, left)
+                    self._changed.wait_for(lambda: not self._working, left)
                     return
-                item = self._queue.pop(0)
-            _learn_one(*item)
+                item = self._take()
+            self._make(item)
 
     def stop(self) -> None:
         """End the thread before the interpreter ends; a plan that is being made is finished."""
@@ -353,14 +392,23 @@ class Learner:
         with _relaxed_capture():
             while True:
                 with self._changed:
-                    self._busy = False
-                    self._changed.notify_all()
                     self._changed.wait_for(lambda: self._queue or self._ending)
                     if self._ending:
                         return
-                    item = self._queue.pop(0)
-                    self._busy = True
-                _learn_one(*item)
+                    item = self._take()
+                self._make(item)
+
+    def _take(self) -> _Noted:
+        self._working.append(self._queue.pop(0))
+        return self._working[-1]
+
+    def _make(self, item: _Noted) -> None:
+        try:
+            _learn_one(*item)
+        finally:
+            with self._changed:
+                self._working.remove(item)
+                self._changed.notify_all()
 
 
 LEARNER = Learner()
@@ -373,13 +421,15 @@ def learning_here() -> _Learning | None:
     return _this_thread.learning
 
 
-def _learn_one(slot: SlotLike, plans: KernelPlans, spec: CallSpec) -> None:
+def _learn_one(slot: SlotLike, plans: KernelPlans, spec: CallSpec, key: str) -> None:
     if not any(kernel.plans is plans for kernel in slot.kernels):  # it was disabled
         return
+    before = len(plans.handles)
     try:
         spec.check_size()
         with _side_stream(spec), torch.inference_mode(spec.inference_mode), torch.set_grad_enabled(spec.grad_mode):
             _this_thread.learning = learning = _Learning(slot.op, spec.make(), spec.make(_SHIFT), slot.library)
+            slot.library.set_learning(1)
             with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001  # autograd refuses to write leaves
                 _operator(slot.op)(*learning.call.args, **learning.call.kwargs)
     except NoPlanError as error:
@@ -388,6 +438,10 @@ def _learn_one(slot: SlotLike, plans: KernelPlans, spec: CallSpec) -> None:
         plans.refused[f"{type(error).__name__}: {error}"] += 1
     finally:
         _this_thread.learning = None
+        slot.library.set_learning(0)
+    if len(plans.handles) > before:
+        plans.learned[key] += 1
+        plans.noted.discard(key)
 
 
 @contextlib.contextmanager
@@ -425,7 +479,8 @@ def _bits(value: Any) -> list[torch.Tensor | None]:
         return [None]
     if isinstance(value, torch.Tensor):
         shape = torch.tensor([*value.shape, *value.stride(), value.element_size()])
-        return [shape, value.detach().contiguous().reshape(-1).view(torch.uint8).clone()]
+        row = value.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+        return [shape, row.view(torch.uint8)]
     return [item for part in value for item in _bits(part)]
 
 

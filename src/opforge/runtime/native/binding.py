@@ -36,6 +36,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "opforge_read_counts": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p)),
     "opforge_geometries": (ctypes.c_int64, (ctypes.c_void_p,)),
     "opforge_set_inside": (None, (ctypes.c_int,)),
+    "opforge_set_learning": (None, (ctypes.c_int,)),
     "opforge_load_driver": (ctypes.c_int, (ctypes.c_char_p,)),
     "opforge_make_plan": (ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int64)),
     "opforge_offer_plan": (None, (ctypes.c_void_p,)),
@@ -68,6 +69,8 @@ class NativeLibrary:
         self._driver = ""
         self.set_inside = self._library.opforge_set_inside
         """Says whether this thread is inside a kernel."""
+        self.set_learning = self._library.opforge_set_learning
+        """Says whether this thread's calls are made to learn a plan. They are not counted."""
 
     def define(self, name: str, schema: str, function: Any = None, key: str = "") -> None:
         """Define an operator that C++ can call, with a function in Python for a dispatch key."""

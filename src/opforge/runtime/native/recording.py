@@ -7,6 +7,7 @@ views and questions about metadata, do not matter.
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 import sys
 import threading
@@ -44,6 +45,7 @@ _INTEGER_BITS = {
     "i1": 8, "u1": 8, "i8": 8, "u8": 8, "i16": 16, "u16": 16, "i32": 32, "u32": 32, "i64": 64, "u64": 64,
 }  # fmt: skip
 _patch_lock = threading.Lock()
+os.register_at_fork(after_in_child=_patch_lock._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 class _RecordingThread(threading.local):

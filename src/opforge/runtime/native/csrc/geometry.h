@@ -15,7 +15,8 @@ namespace opforge {
 enum Tag : uint64_t { kNone = 1, kUndefined, kTensor, kInt, kDouble, kBool, kComplex, kList, kString, kDevice };
 
 enum TensorFlag : uint64_t {
-  kWrappedNumber = 1, kConjugate = 2, kNegative = 4, kOffset = 8, kMisaligned = 16, kRequiresGrad = 32, kShared = 64
+  kWrappedNumber = 1, kConjugate = 2, kNegative = 4, kOffset = 8, kMisaligned = 16, kRequiresGrad = 32, kShared = 64,
+  kInference = 128
 };
 
 // Words that describe the arguments of one call. Each argument says by itself where it ends.
@@ -40,6 +41,9 @@ class Geometry {
 
   // The tensors that are defined, in the order of the arguments. They must outlive this object's use.
   c10::ArrayRef<const at::Tensor*> tensors() const { return tensors_; }
+
+  // Whether all tensors were compared for shared memory. If not, two calls may differ in it and have the same words.
+  bool compared_all() const { return compared_all_; }
 
   // Values of the tensors that stand for numbers. They are not among the words: few decisions depend on them.
   c10::ArrayRef<uint64_t> numbers() const { return numbers_; }
@@ -171,6 +175,7 @@ class Geometry {
     if (offset != 0) flags |= kOffset;
     if (reinterpret_cast<uintptr_t>(begin) % kAlignment != 0) flags |= kMisaligned;
     if (impl->autograd_meta() != nullptr && impl->requires_grad()) flags |= kRequiresGrad;
+    if (tensor.is_inference()) flags |= kInference;
     const int shared_with = find_storage(storage, offset);
     if (shared_with >= 0) flags |= kShared;
     const c10::Device device = impl->device();
@@ -178,7 +183,7 @@ class Geometry {
              uint64_t{static_cast<uint8_t>(device.type())} << 16 |
              uint64_t{static_cast<uint8_t>(device.index())} << 24 | flags << 32 | uint64_t{sizes.size()} << 48);
     if (shared_with >= 0) {
-      add_word(shared_with);
+      add_word(uint64_t{static_cast<uint32_t>(shared_with)} | find_same(impl) << 32);
       add_word(offset - storages_[shared_with].offset);
     }
     for (const int64_t size : sizes) add_word(size);
@@ -206,8 +211,20 @@ class Geometry {
     for (size_t i = 0; i < storages_.size(); ++i) {
       if (storages_[i].storage == storage) return static_cast<int>(i);
     }
-    if (storages_.size() < kMaxCompared) storages_.push_back({storage, offset});
+    if (storages_.size() < kMaxCompared) {
+      storages_.push_back({storage, offset});
+    } else {
+      compared_all_ = false;
+    }
     return -1;
+  }
+
+  // Returns which earlier tensor is the very same one, counted from 1, or 0. A kernel may ask `self is other`.
+  uint64_t find_same(const c10::TensorImpl* impl) const {
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      if (tensors_[i]->unsafeGetTensorImpl() == impl) return i + 1;
+    }
+    return 0;
   }
 
   struct Place {
@@ -219,6 +236,7 @@ class Geometry {
   c10::SmallVector<Place, 4> storages_;
   c10::SmallVector<const at::Tensor*, 8> tensors_;
   c10::SmallVector<uint64_t, 2> numbers_;
+  bool compared_all_ = true;
 };
 
 }  // namespace opforge

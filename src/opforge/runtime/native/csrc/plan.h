@@ -27,10 +27,18 @@ namespace opforge {
 // Modes that a kernel may ask for. A plan is for calls in the modes that it was recorded in.
 inline uint64_t current_modes() {
   const at::Context& context = at::globalContext();
-  const auto precision = context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
+  const auto precision = [&](at::Float32Backend backend, at::Float32Op op) {
+    return static_cast<uint64_t>(context.float32Precision(backend, op));
+  };
   return uint64_t{c10::GradMode::is_enabled()} | uint64_t{context.deterministicAlgorithms()} << 1 |
-         uint64_t{c10::InferenceMode::is_enabled()} << 2 | static_cast<uint64_t>(precision) << 8 |
-         static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 16;
+         uint64_t{c10::InferenceMode::is_enabled()} << 2 | uint64_t{context.deterministicAlgorithmsWarnOnly()} << 3 |
+         uint64_t{context.allowFP16AccumulationCuBLAS()} << 4 |
+         precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) << 8 |
+         static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 16 |
+         static_cast<uint64_t>(context.allowFP16ReductionCuBLAS()) << 24 |
+         static_cast<uint64_t>(context.allowBF16ReductionCuBLAS()) << 28 |
+         precision(at::Float32Backend::CUDA, at::Float32Op::CONV) << 32 |
+         precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL) << 40;  // tells "medium" from "high"
 }
 
 enum class Source : int64_t { kInput, kWrittenInput, kAllocation, kBits };

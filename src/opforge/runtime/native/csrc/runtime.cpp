@@ -180,6 +180,9 @@ OPFORGE_API int64_t opforge_geometries(void* slot) { return static_cast<Slot*>(s
 // Says whether this thread is inside a kernel, where every operator is ATen's own.
 OPFORGE_API void opforge_set_inside(int inside) { this_thread()->inside = inside; }
 
+// Says whether this thread's calls are made to learn a plan.
+OPFORGE_API void opforge_set_learning(int learning) { this_thread()->learning = learning != 0; }
+
 // Loads the CUDA driver, or a stand-in for it.
 OPFORGE_API int opforge_load_driver(const char* path) {
   return guarded(-1, [&] {

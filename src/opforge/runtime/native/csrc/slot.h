@@ -81,11 +81,9 @@ class Slot {
   void call(c10::DispatchKeySet keys, c10::Stack* stack) const {
     Thread* thread = this_thread();
     if (thread->inside == 0 && table_.load(std::memory_order_acquire) != nullptr) {  // then answer_ is set too
-      Geometry geometry;
-      if (!geometry.describe(stack->data() + stack->size() - arguments_, arguments_)) {
-        return to_python(*answer_, keys, stack, -1);
-      }
       for (int i = 0; i < kTries; ++i) {
+        Geometry geometry;  // anew each time: it points to the arguments, and to ask may move the stack
+        if (!geometry.describe(stack->data() + stack->size() - arguments_, arguments_)) break;
         Outcome outcome;
         int64_t code = 0;
         if (Known known = look_up(thread, geometry, outcome, code); known == Known::kYes) {
@@ -116,8 +114,7 @@ class Slot {
       if (known == Known::kYes && outcome.action != kPass) {
         bool refused = false;
         if (outcome.plan != nullptr) {
-          Tensors results;
-          if (outcome.plan->replay(geometry.tensors(), results, thread->inside)) return typed_results<Return>(results);
+          if (Tensors results; replay(outcome, code, thread, geometry, results)) return typed_results<Return>(results);
           refused = true;
         }
         c10::Stack stack = c10::impl::boxArgs<Args...>(std::forward<Args>(args)...);
@@ -154,6 +151,10 @@ class Slot {
     if (outcome.action == kRun) outcome.plan = plan_for(*entry, geometry);
     code = rules.generation << kOutcomeBits | entry->outcome;
     if (outcome.action != kRun || outcome.plan != nullptr) {
+      if (thread->learning) {  // there is nothing to learn: ATen answers, and nothing is counted
+        outcome = Outcome();
+        return Known::kYes;
+      }
       rules.stripes[thread->stripe].counts[entry->outcome].fetch_add(1, std::memory_order_relaxed);
     }
     return Known::kYes;
@@ -189,10 +190,24 @@ class Slot {
     return plan;
   }
 
+  // Replays a plan. If that raises, the caller gets no answer, and the call does not count.
+  bool replay(const Outcome& outcome, int64_t code, Thread* thread, const Geometry& geometry, Tensors& results) const {
+    try {
+      return outcome.plan->replay(geometry.tensors(), results, thread->inside);
+    } catch (...) {
+      const Look table(thread, table_);
+      if (table && table->rules->generation == code >> kOutcomeBits) {
+        auto& counts = table->rules->stripes[thread->stripe].counts;
+        counts[code & ((1 << kOutcomeBits) - 1)].fetch_sub(1, std::memory_order_relaxed);
+      }
+      throw;
+    }
+  }
+
   // Adds a plan that Python has offered while it answered a call of this geometry. If modes were changed meanwhile,
   // nobody knows in which ones it was recorded.
   void attach(Plan* plan, const Geometry& geometry, uint64_t modes, int64_t code) const {
-    if (current_modes() != modes) return;
+    if (current_modes() != modes || !geometry.compared_all() || plan->results.size() != tensor_returns()) return;
     const std::lock_guard<std::mutex> guard(writers_lock());
     const Table* table = table_.load();
     if (table == nullptr || table->rules->generation != code >> kOutcomeBits) return;
@@ -205,6 +220,15 @@ class Slot {
     plan->numbers.assign(geometry.numbers().begin(), geometry.numbers().end());
     plan->next = entry->plans.load();
     entry->plans.store(plan, std::memory_order_release);
+  }
+
+  // Returns how many tensors the operator returns; no number that a plan can have if it returns something else.
+  size_t tensor_returns() const {
+    const std::vector<c10::Argument>& returns = op_.schema().returns();
+    return std::all_of(returns.begin(), returns.end(),
+                       [](const c10::Argument& result) { return result.type()->kind() == c10::TypeKind::TensorType; })
+               ? returns_
+               : SIZE_MAX;
   }
 
   template <class Return>
@@ -236,9 +260,7 @@ class Slot {
       case kRun: {  // Python turns autocast off for the kernel alone: ATen may have to answer after it
         if (outcome.plan != nullptr) {
           Tensors results;
-          if (!outcome.plan->replay(geometry.tensors(), results, thread->inside)) {
-            return to_python(*answer_, keys, stack, code);
-          }
+          if (!replay(outcome, code, thread, geometry, results)) return to_python(*answer_, keys, stack, code);
           stack->resize(stack->size() - arguments_);
           for (at::Tensor& result : results) stack->emplace_back(std::move(result));
           return;

@@ -103,6 +103,7 @@ struct Thread {
   std::atomic<const Table*> looks_into{nullptr};
   size_t stripe = 0;
   int inside = 0;
+  bool learning = false;  // its calls are no calls of the user's
   std::atomic<bool> in_use{true};
   Thread* next = nullptr;
   Plan* offered = nullptr;  // by Python, for the call that it is answering
@@ -135,6 +136,7 @@ inline Thread* new_thread() {
     bool used = false;
     if (old->in_use.compare_exchange_strong(used, true)) {
       old->inside = 0;
+      old->learning = false;
       old->offered = nullptr;
       return this_thread_ = old;
     }
