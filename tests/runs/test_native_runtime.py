@@ -200,7 +200,7 @@ EXPLOITS = [
     if e.kernel
     in (
         "bypass/direct", "bypass/original_kernel", "bypass/redispatch", "bypass/fallback",
-        "replay/by_id", "semantics/mutates_input", "corners/default_dtype",
+        "replay/by_id", "semantics/mutates_input", "corners/default_dtype", "corners/shared_scratch",
     )
 ]  # fmt: skip
 

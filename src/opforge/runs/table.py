@@ -55,7 +55,7 @@ RESULTS = pa.schema(
         **dict.fromkeys(("device_time", "call_time", "sync_time"), _MEASUREMENT_TYPE),
         "sol": _ROOFLINE_TYPE,
         "launch_bound": _BOOLEAN,
-        **dict.fromkeys(("alarm", "clocks"), _TEXT),
+        **dict.fromkeys(("alarm", "clocks", "ran", "not_replayed"), _TEXT),
     }.items()
 )
 """A row per verdict. Fields missing from a line of results.jsonl are null."""

@@ -158,6 +158,8 @@ class NativeRuntime:
         judged = self._traps.wrap_kernel(through_dispatcher)
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if get_ident() != self._main:  # without the locks of counters: threads that alternate would meet there
+                return (judged if self.serves(op, args, kwargs) else function)(*args, **kwargs)
             if not self.serves(op, args, kwargs):
                 reason = self._refused.get(op) or "calls like this one do not reach an installed kernel"
                 self.last_way = {"ran": PYTHON, "not_replayed": reason}
@@ -177,11 +179,13 @@ class NativeRuntime:
         return self._functions[op]
 
     def learn(self, op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Make a launch plan for calls like this one, if its geometry is new."""
+        """Make a launch plan for calls like this one, if its geometry is new.
+
+        Only in the main thread: in others, traps take calls of the harness for the kernel's.
+        """
         slot = self._slots[op]
         kernel = self._kernel(op)
-        # In other threads, traps take calls of the harness for the kernel's.
-        if kernel is None or not kernel.can_be_planned or get_ident() != self._main:
+        if kernel is None or not kernel.can_be_planned:
             return
         began, plans = perf_counter_ns(), kernel.plans
         known, refused = len(plans.noted), plans.refused.copy()
