@@ -1,15 +1,18 @@
 // A stand-in for the CUDA driver: a function is a function of this machine, called once for each block of the grid.
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
 typedef void (*block_function)(unsigned x, unsigned y, unsigned z, void** parameters);
 
-static int next_error = 0, launches = 0, fills = 0;
+static int next_error = 0, launches = 0, fills = 0, modules = 0;
 
 int standin_fail_with(int error) { return next_error = error; }
 int standin_launches(void) { return launches; }
 int standin_fills(void) { return fills; }
+int standin_modules(void) { return modules; }
 
 int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void* stream, void** parameters, void** extra) {
@@ -32,6 +35,28 @@ int cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, void* s
   memset((void*)address, value, bytes);
   return 0;
 }
+
+// A module is any ELF file, as compiled kernels are. Its functions are those of this library, by name.
+int cuModuleLoadData(void** module, const void* image) {
+  if (memcmp(image, "\177ELF", 4)) return 200;
+  ++modules;
+  *module = (void*)1;
+  return 0;
+}
+
+int cuModuleGetFunction(void** function, void* module, const char* name) {
+  Dl_info here;
+  (void)module;
+  if (!dladdr((void*)&cuModuleLoadData, &here)) return 500;
+  void* library = dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+  *function = library ? dlsym(library, name) : NULL;
+  return *function ? 0 : 500;
+}
+
+int cuFuncSetAttribute(void* function, int attribute, int value) { (void)function; return attribute == 8 && value > 0 ? 0 : 1; }
+int cuFuncSetCacheConfig(void* function, int config) { (void)function; return config == 1 ? 0 : 1; }
+int cuCtxPushCurrent_v2(void* context) { return context ? 0 : 201; }
+int cuCtxPopCurrent_v2(void** context) { *context = (void*)1; return 0; }
 
 int cuCtxGetCurrent(void** context) { *context = (void*)1; return 0; }
 int cuCtxSetCurrent(void* context) { (void)context; return 0; }

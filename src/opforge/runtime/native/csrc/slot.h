@@ -208,12 +208,11 @@ class Slot {
     if (table == nullptr || table->rules->generation != code >> kOutcomeBits) return;
     const Entry* entry = table->find(geometry);
     if (entry == nullptr || plan->inputs != geometry.tensors().size()) return;
-    int count = 0;
-    for (const Plan* other = entry->plans.load(); other != nullptr; other = other->next) ++count;
-    if (count >= kMaxPlansOfGeometry) return;
+    Shelf* shelf = table->rules->outcomes[entry->outcome].shelf;
     plan->modes = modes;
     plan->numbers.assign(geometry.numbers().begin(), geometry.numbers().end());
-    plan->next = entry->plans.load();
+    plan->words.assign(geometry.words(), geometry.words() + geometry.count());
+    if (shelf == nullptr || !shelf->add(plan)) return plan->words.clear();
     entry->plans.store(plan, std::memory_order_release);
   }
 
