@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import secrets
 from collections.abc import Mapping
@@ -55,7 +54,7 @@ class PlanOrigin:
             return "the kernel has changed since they were made"
         for field in fields(self):
             made, present = getattr(self, field.name), getattr(here, field.name)
-            if made != present and present != "":  # without Triton, plans are all there is
+            if present not in (made, ""):  # without Triton, plans are all there is
                 return f"they were made for {field.name} {made}, and this is {present}"
         return ""
 
@@ -174,7 +173,7 @@ def _write(path: Path, data: bytes) -> None:
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         draft.write_bytes(data)
-        os.replace(draft, path)
+        draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
 

@@ -79,7 +79,7 @@ def _loaded(
 
 
 def _function(named: CompiledFunction, shared: int, device: torch.device, folder: Path, library: NativeLibrary) -> int:
-    """Return a function of the driver, loading it unless it is loaded. Modules cannot be loaded in a graph's capture."""
+    """Return a function of the driver. It is loaded now: that is not possible while a CUDA graph is captured."""
     key = (named.cubin, named.name, shared, str(device))
     if key not in _functions:
         cubin = read_cubin(folder, named.cubin)

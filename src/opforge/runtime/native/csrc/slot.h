@@ -104,7 +104,7 @@ class Slot {
         } else if (known == Known::kOff) {
           return original_.load(std::memory_order_acquire)->callBoxed(op_, keys, stack);
         }
-        code = ask(keys, stack);
+        code = ask(keys, *stack);
         if (code < 0) break;
         learn(geometry, code);
       }
@@ -170,12 +170,11 @@ class Slot {
   }
 
   // Asks Python for the outcome: generation and number, or -1 if Python must answer such a call every time.
-  int64_t ask(c10::DispatchKeySet keys, c10::Stack* stack) const {
-    copy_arguments(stack);
-    decide_->callBoxed(decide_->opHandle(), keys, stack);
-    const int64_t code = stack->back().toInt();
-    stack->pop_back();
-    return code;
+  // The stack stays where it is: the geometry refers to its tensors.
+  int64_t ask(c10::DispatchKeySet keys, const c10::Stack& stack) const {
+    c10::Stack copy(stack.end() - arguments_, stack.end());
+    decide_->callBoxed(decide_->opHandle(), keys, &copy);
+    return copy.back().toInt();
   }
 
   void learn(const Geometry& geometry, int64_t code) const {
