@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -303,6 +304,35 @@ def test_plans_stay_while_other_kernels_come_and_go(saved, enabled, kernels):
         assert made.counters()["neg.default"]["replayed"] == 3  # the one that was learned stays too
 
 
+def test_threads_replay_saved_plans_while_other_kernels_come_and_go(saved, enabled, kernels):
+    other = kernels({"neg": "def neg_kernel_impl(self):\n    raise NotImplementedError\n"}, folder="other")
+    made = enabled("neg")
+    value, expected = torch.arange(100.0), torch.arange(100.0) * -1
+    first_call(made)
+    stop, results = threading.Event(), []
+
+    def repeat():
+        right = True
+        while right and not stop.is_set():
+            right = same_bits(torch.neg(value), expected)
+        results.append(right)
+
+    threads = [threading.Thread(target=repeat) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            with opforge.enabled(other, device="cpu", policy="all", learn="never", ops=["neg.default"]):
+                same_bits(torch.neg(value), expected)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert results == [True] * 4
+    before = made.counters()["neg.default"]["replayed"]
+    assert first_call(made)["replayed"] == before + 1
+
+
 def test_with_learn_never_saved_plans_are_not_loaded(saved, kernels, gpu):  # noqa: F811
     with opforge.enabled(kernels({"neg": SOURCES["neg"]}), device="cpu", policy="all", learn="never") as made:
         assert "replayed" not in first_call(made)
@@ -368,14 +398,15 @@ def test_plans_of_a_package_are_used_and_are_its_signers(package, gpu, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["neg_implementation_1.plans.json", "cubins/*.cubin", "neg_implementation_1.py"])
-def test_plans_of_a_package_that_was_edited_are_not_used(package, gpu, name):  # noqa: F811
-    (file,) = (package / "kernels" / "neg").glob(name)
-    text = file.read_bytes()
-    file.write_bytes(text.replace(BITS_OF_MINUS_ONE.encode(), BITS_OF_TWO.encode()) + b"\n")
-    with enabled_package(package, policy="all") as made:
-        (words,) = first_call(made)["plans not loaded"]
-        assert words == f"saved plans are not used: {file.name} was changed after packing"
+def test_plans_of_a_package_that_was_edited_are_not_used(package, gpu):  # noqa: F811
+    for name in ("neg_implementation_1.plans.json", "cubins/*.cubin", "neg_implementation_1.py"):
+        (file,) = (package / "kernels" / "neg").glob(name)
+        packed = file.read_bytes()
+        file.write_bytes(packed.replace(BITS_OF_MINUS_ONE.encode(), BITS_OF_TWO.encode()) + b"\n")
+        with enabled_package(package, policy="all") as made:
+            (words,) = first_call(made)["plans not loaded"]
+            assert words == f"saved plans are not used: {file.name} was changed after packing"
+        file.write_bytes(packed)
 
 
 @pytest.mark.slow

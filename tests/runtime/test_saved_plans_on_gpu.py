@@ -29,7 +29,8 @@ import torch
 module, captured, *directory = sys.argv[1:]
 backend = importlib.import_module(module)
 made = backend.enable(*directory, device="cuda", policy="all", ops=["gelu.default", "native_layer_norm.default"])
-work = lambda x: torch.native_layer_norm(torch.nn.functional.gelu(x), x.shape[1:], None, None, 1e-5)[0]
+weight = torch.ones(256, device="cuda", dtype=torch.float16)
+work = lambda x: torch.native_layer_norm(torch.nn.functional.gelu(x), [256], weight, weight, 1e-5)[0]
 x = torch.linspace(-3, 3, 64 * 256, device="cuda", dtype=torch.float16).view(64, 256)
 if captured == "captured":
     graph = torch.cuda.CUDAGraph()
@@ -52,7 +53,8 @@ def directory(tmp_path):
         shutil.copytree(EXAMPLES / op, root / op, ignore=NOT_PROOFS)
     x = torch.linspace(-3, 3, 64 * 256, device="cuda", dtype=torch.float16).view(64, 256)
     with opforge.enabled(root, device="cuda", policy="all", ops=OPS, learn="request") as made:
-        result = torch.native_layer_norm(functional.gelu(x), x.shape[1:], None, None, 1e-5)[0]
+        weight = torch.ones(256, device="cuda", dtype=torch.float16)
+        result = torch.native_layer_norm(functional.gelu(x), [256], weight, weight, 1e-5)[0]
         assert made.save_plans() == dict.fromkeys(OPS, 1)
     return root, result.double().sum().item()
 
@@ -101,15 +103,17 @@ def test_a_compiled_kernel_with_much_shared_memory_is_loaded(tmp_path):
     """More than 48 KiB must be asked for."""
     root = tmp_path / "kernels"
     shutil.copytree(EXAMPLES / "mm", root / "mm", ignore=NOT_PROOFS)
-    left, right = (torch.ones(512, 512, device="cuda", dtype=torch.float16) for _ in range(2))
+    left, right = (torch.ones(2048, 2048, device="cuda", dtype=torch.float16) for _ in range(2))
     program = (
         "import sys, torch, opforge\n"
         "made = opforge.enable(sys.argv[1], device='cuda', policy='all', ops=['mm.default'])\n"
-        "x = torch.ones(512, 512, device='cuda', dtype=torch.float16)\n"
+        "x = torch.ones(2048, 2048, device='cuda', dtype=torch.float16)\n"
         "print(int(torch.mm(x, x)[0, 0]), made.counters()['mm.default'].get('replayed'))\n"
     )
     with opforge.enabled(root, device="cuda", policy="all", ops=["mm.default"], learn="request") as made:
         torch.mm(left, right)
         assert made.save_plans() == {"mm.default": 1}
+    (saved,) = read_plan_file(root / "mm" / "mm_implementation_1.plans.json").operators["mm.default"].plans
+    assert max(step["shared"] for step in saved.plan["steps"]) > 48 << 10
     done = subprocess.run([sys.executable, "-c", program, str(root)], capture_output=True, text=True, check=False)
-    assert done.stdout == "512 1\n", done.stderr
+    assert done.stdout == "2048 1\n", done.stderr

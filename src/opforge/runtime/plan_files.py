@@ -84,6 +84,10 @@ class OperatorPlans:
     functions: tuple[CompiledFunction, ...]
     plans: tuple[SavedPlan, ...]
 
+    def wire(self) -> dict[str, Any]:
+        plans = [{"key": list(saved.key), "plan": saved.plan} for saved in self.plans]
+        return {"functions": [asdict(function) for function in self.functions], "plans": plans}
+
     @classmethod
     def from_wire(cls, raw: Mapping[str, Any]) -> OperatorPlans:
         functions = tuple(CompiledFunction(_sha256(row["cubin"]), _text(row["name"])) for row in raw["functions"])
@@ -112,8 +116,8 @@ class PlanFile:
 
     def wire(self) -> dict[str, Any]:
         """Return what is signed and written."""
-        wire: dict[str, Any] = json.loads(json.dumps({"opforge_plans": PLANS_FORMAT, **asdict(self)}))
-        return wire
+        operators = {op: plans.wire() for op, plans in self.operators.items()}
+        return {"opforge_plans": PLANS_FORMAT, "origin": asdict(self.origin), "operators": operators}
 
     @classmethod
     def from_wire(cls, raw: Mapping[str, Any]) -> PlanFile:
