@@ -1,11 +1,13 @@
 // A stand-in for the CUDA driver: a function is a function of this machine, called once for each block of the grid.
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
 typedef void (*block_function)(unsigned x, unsigned y, unsigned z, void** parameters);
 
-static int next_error = 0, error_after = 0, error_stays = 0, launches = 0, fills = 0, copies = 0;
+static int next_error = 0, error_after = 0, error_stays = 0, launches = 0, fills = 0, copies = 0, modules = 0;
 
 int standin_fail_with(int error) { error_after = error_stays = 0; return next_error = error; }
 // Fails after some launches and fills that succeed. An error that stays is one that ends the use of a GPU.
@@ -23,6 +25,7 @@ static int take_error(void) {
   if (!error_stays) next_error = 0;
   return error;
 }
+int standin_modules(void) { return modules; }
 
 int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void* stream, void** parameters, void** extra) {
@@ -51,6 +54,28 @@ int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t bytes, void* s
   memcpy((void*)target, (const void*)source, bytes);
   return 0;
 }
+
+// A module is any ELF file, as compiled kernels are. Its functions are those of this library, by name.
+int cuModuleLoadData(void** module, const void* image) {
+  if (memcmp(image, "\177ELF", 4)) return 200;
+  ++modules;
+  *module = (void*)1;
+  return 0;
+}
+
+int cuModuleGetFunction(void** function, void* module, const char* name) {
+  Dl_info here;
+  (void)module;
+  if (!dladdr((void*)&cuModuleLoadData, &here)) return 500;
+  void* library = dlopen(here.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+  *function = library ? dlsym(library, name) : NULL;
+  return *function ? 0 : 500;
+}
+
+int cuFuncSetAttribute(void* function, int attribute, int value) { (void)function; return attribute == 8 && value > 0 ? 0 : 1; }
+int cuFuncSetCacheConfig(void* function, int config) { (void)function; return config == 1 ? 0 : 1; }
+int cuCtxPushCurrent_v2(void* context) { return context ? 0 : 201; }
+int cuCtxPopCurrent_v2(void** context) { *context = (void*)1; return 0; }
 
 int cuCtxGetCurrent(void** context) { *context = (void*)1; return 0; }
 int cuCtxSetCurrent(void* context) { (void)context; return 0; }

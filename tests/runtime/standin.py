@@ -146,7 +146,7 @@ def build(folder: Path) -> Path:
     library = folder / "libstandin.so"
     compiler = shutil.which("gcc") or shutil.which("cc") or "g++"
     command = [compiler, "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", "-o", str(library)]
-    subprocess.run([*command, str(Path(__file__).with_name("standin.c"))], check=True)
+    subprocess.run([*command, str(Path(__file__).with_name("standin.c")), "-ldl"], check=True)
     return library
 
 

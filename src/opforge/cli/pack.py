@@ -30,7 +30,7 @@ def pack(
 
     packed = make_package(directory, name, out, version=version)
     if format_ == "json":
-        rows = [{"name": k.name, "file": k.file, "proven": k.proven} for k in packed.kernels]
+        rows = [{"name": k.name, "file": k.file, "proven": k.proven, "plans": k.planned} for k in packed.kernels]
         report = {
             "package": str(packed.project),
             "wheel": str(packed.wheel),
@@ -43,6 +43,8 @@ def pack(
         return 0
     for kernel in packed.kernels:
         sys.stdout.write(f"{kernel.name}  {kernel.proven or 'no proof: used only with policy `all`'}\n")
+        if kernel.planned:
+            sys.stdout.write(f"  {kernel.planned}\n")
     for ignored in packed.ignored_folders:
         sys.stdout.write(f"left out: {ignored}\n")
     sys.stdout.write(f"package  {packed.project}\nwheel    {packed.wheel}\nsigner   {packed.signer}\n")

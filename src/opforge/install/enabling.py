@@ -18,6 +18,7 @@ from opforge.ops import table
 from opforge.runtime import RUNTIME_VERSION, enabling
 from opforge.runtime.enabling import POLICIES, Enabled, Source
 from opforge.runtime.learning import LEARN
+from opforge.runtime.plan_files import plans_path
 
 
 def enable(
@@ -106,5 +107,6 @@ def _source(kernel: Kernel) -> Source:
         entries=kernel.entries,
         digest=kernel.digest,
         proof=proof_path(file) if kernel.digest != UNREADABLE else None,
+        plans=plans_path(file) if kernel.digest != UNREADABLE else None,
         library=library,
     )

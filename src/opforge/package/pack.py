@@ -32,6 +32,15 @@ from opforge.kernels.proof import PROOF_SUFFIX, proof_path, read_proof
 from opforge.kernels.source import dependencies, imported_modules
 from opforge.ops import table
 from opforge.runtime import signing, untrusted_files
+from opforge.runtime.plan_files import (
+    CUBIN_FOLDER,
+    PLANS_SUFFIX,
+    PlanFile,
+    plans_path,
+    read_cubin,
+    read_plan_file,
+    write_plan_file,
+)
 
 _SUMMARY = "Kernels for PyTorch operators, in ATen's place, each with its proof."
 """Summary of a packed backend; it also identifies packages made by opforge."""
@@ -57,11 +66,15 @@ class PackedKernel:
     """SHA-256 by path."""
     proven: str
     """Description of the proof; empty if nothing is proven."""
+    plans: str = ""
+    """Path of the launch plans; empty if there are none."""
+    planned: str = ""
+    """Description of the launch plans, or why they are left out; empty if there are none."""
 
     def wire(self) -> dict[str, Any]:
         """Return the row of ``kernels.json``."""
         row = asdict(self)
-        del row["proven"]
+        del row["proven"], row["planned"]
         return row
 
 
@@ -269,6 +282,7 @@ def _copy_kernel(kernel: Kernel, package: Path) -> PackedKernel:
         proof_file = proof_path(file)
         shutil.copy2(proof_file, folder / proof_file.name)
         proof = f"{place}/{proof_file.name}"
+    plans, planned = _copy_plans(file, kernel.digest, folder)
     files = {
         path.relative_to(package).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -277,19 +291,41 @@ def _copy_kernel(kernel: Kernel, package: Path) -> PackedKernel:
     serves = tuple((served.op, served.required) for served in kernel.serves)
     return PackedKernel(
         kernel.name, kernel.primary, f"{place}/{file.name}", tuple(kernel.entries), serves, kernel.digest, proof,
-        library, files, _describe_proof(kernel),
+        library, files, _describe_proof(kernel), plans and f"{place}/{plans}", planned,
     )  # fmt: skip
 
 
+def _copy_plans(file: Path, digest: str, folder: Path) -> tuple[str, str]:
+    """Copy a kernel's launch plans if this installation made them; return their file's name, and a description.
+
+    A kernel's author could write plans that do something else than the kernel that was judged.
+    """
+    plans = read_plan_file(plans_path(file))
+    if plans is None:
+        return "", ""
+    if isinstance(plans, PlanFile) and plans.origin.digest != digest:
+        plans = "the kernel has changed since they were made"
+    if isinstance(plans, str):
+        return "", f"launch plans are left out: {plans}; make them again with `save_plans()`"
+    try:
+        cubins = {cubin: read_cubin(file.parent, cubin) for cubin in plans.cubins}
+    except (OSError, ValueError) as error:
+        return "", f"launch plans are left out: {error}; make them again with `save_plans()`"
+    path = plans_path(folder / file.name)
+    write_plan_file(path, plans, cubins)
+    return path.name, f"{plans.count} launch plans for {plans.origin.architecture}, torch {plans.origin.torch}"
+
+
 def _files_to_copy(file: Path) -> list[Path]:
-    """Return the files in and below a kernel's folder, except proofs and unused implementations."""
+    """Return the files in and below a kernel's folder, except proofs, launch plans and unused implementations."""
     needed = {file, *dependencies(file)}
     return [
         path
         for path in sorted(untrusted_files.files_below(file.parent))
         if path in needed
         or not (
-            path.name.endswith(PROOF_SUFFIX)
+            path.name.endswith((PROOF_SUFFIX, PLANS_SUFFIX))
+            or path.parent == file.parent / CUBIN_FOLDER
             or (
                 "_implementation_" in path.name
                 and path.parent == file.parent

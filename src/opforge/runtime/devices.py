@@ -16,6 +16,16 @@ def device_name(device: str) -> str:
     return str(torch.cuda.get_device_name(device))
 
 
+def architecture(device: str) -> str:
+    """Return the architecture of a device: compiled kernels are for one exactly."""
+    if device.partition(":")[0] != "cuda":
+        return platform.machine()
+    import torch  # not at the top, as above
+
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
 def cpu_name() -> str:
     """Return the name of this machine's CPU."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -21,14 +22,16 @@ from .compile_warning import watch_compilation
 from .devices import device_name
 from .dispatch import INSTALL_LOCK, InstalledKernel, KernelWarning, OperatorSlot, PythonSlot
 from .learning import DEVICE_TYPES, LEARN, LEARNER
-from .loading import Function, LoadError, load_function
+from .loading import Function, LazyFunction, LoadError, load_function
 from .native import binding
 from .native.binding import NativeLibrary
 from .native.building import NativeError
 from .native_slots import NativeSlot
 from .operator_schema import FUNCTIONAL, OUT, OperatorSchema, schema_of
+from .plan_files import PlanFile, read_plan_file, write_plan_file
 from .proven_calls import ProvenCalls
 from .results import ResultCheck
+from .saved_plans import PlanCollection, SavedPlans, origin_here
 
 SIGNERS_VARIABLE = "OPFORGE_SIGNERS"
 """Environment variable with the trusted signers. Without it, all signers are trusted."""
@@ -57,13 +60,15 @@ class Source:
     library: str = ""
     files: tuple[tuple[Path, str], ...] = ()
     """Files of a packed kernel, each with its digest; empty if it is not from a package."""
+    plans: Path | None = None
+    """Where its launch plans are saved."""
     distrust: str = ""
     """Why the package's statements about it are not trusted; empty if they are."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], folder: Path) -> Source:
         """Return a source from a row of a package's manifest."""
-        proof, library = row.get("proof"), row.get("library")
+        proof, library, plans = row.get("proof"), row.get("library"), row.get("plans")
         return cls(
             name=row["name"],
             primary=row["primary"],
@@ -74,6 +79,7 @@ class Source:
             proof=folder / proof if proof else None,
             library=str(folder / library) if library else "",
             files=tuple((folder / name, digest) for name, digest in row.get("files", {}).items()),
+            plans=folder / plans if plans else None,
         )
 
 
@@ -119,6 +125,7 @@ class Enabled:
     refused: dict[str, str] = field(default_factory=dict)
     """Operators with a kernel that could not be installed, and the reasons."""
     _kernels: dict[str, InstalledKernel] = field(default_factory=dict)
+    _sources: dict[str, Source] = field(default_factory=dict)
     _on: bool = True
 
     @property
@@ -144,8 +151,43 @@ class Enabled:
         """
         LEARNER.learn(timeout)
         return {
-            op: {"plans": len(s.plans.handles), "refused": dict(s.plans.refused)} for op, s in self._kernels.items()
+            op: {"plans": len(s.plans.handles), "refused": dict(s.plans.refused + s.plans.not_loaded)}
+            for op, s in self._kernels.items()
         }
+
+    def save_plans(self) -> dict[str, int]:
+        """Write the launch plans beside their kernels, for later processes; return how many each operator has.
+
+        Plans for calls seen so far are made first.
+        """
+        self.learn()
+        by_source: dict[Source, list[str]] = {}
+        for op, source in self._sources.items():
+            if op in self._kernels and self._kernels[op].plans.handles:
+                by_source.setdefault(source, []).append(op)
+        return {op: count for source, ops in by_source.items() for op, count in self._save(source, ops).items()}
+
+    def _save(self, source: Source, ops: list[str]) -> dict[str, int]:
+        if source.files or source.plans is None:
+            raise RuntimeError(
+                f"the launch plans of {source.name} cannot be saved, because it belongs to a package; "
+                "enable the directory that was packed, save them there, and pack it again"
+            )
+        origin = origin_here(source.digest, self.device)
+        collection = PlanCollection()
+        for op in ops:
+            collection.add(op, self._kernels[op].plans.handles, binding.load(), origin.architecture)
+        saved = read_plan_file(source.plans)
+        others = saved.operators if isinstance(saved, PlanFile) and saved.origin == origin else {}
+        plans = PlanFile(origin, {**others, **collection.operators})
+        try:
+            write_plan_file(source.plans, plans, collection.cubins)
+        except OSError as error:
+            raise RuntimeError(
+                f"the launch plans of {source.name} cannot be saved: {error.strerror}: "
+                f"{error.filename or source.plans}; make the kernel's folder writable"
+            ) from None
+        return {op: len(collection.operators[op].plans) for op in collection.operators}
 
     def disable(self) -> None:
         """Remove these kernels; other enabled kernels stay. A second call does nothing."""
@@ -179,10 +221,13 @@ class Enabled:
         return id(self)
 
 
-def _plan_counts(kernel: InstalledKernel) -> dict[str, int]:
-    """Return how many of a kernel's calls were replayed from launch plans; nothing if it has none."""
-    handles = kernel.plans.handles
-    return {"replayed": sum(map(binding.load().replays, handles))} if handles else {}
+def _plan_counts(kernel: InstalledKernel) -> dict[str, Any]:
+    """Return how many of a kernel's calls were replayed, and why saved plans are not used; nothing without plans."""
+    handles, not_loaded = list(kernel.plans.handles), kernel.plans.not_loaded
+    return {
+        **({"replayed": sum(map(binding.load().replays, handles))} if handles else {}),
+        **({"plans not loaded": dict(not_loaded)} if not_loaded else {}),
+    }
 
 
 _NEVER_REPLACED = frozenset({"alias.default", "detach.default"})
@@ -214,9 +259,10 @@ def enable(
         raise ValueError(f"learn={learn!r} is unknown; allowed: {', '.join(map(repr, LEARN))}")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     enabled = Enabled(device, policy, learn)
+    saved_plans: dict[str, SavedPlans] = {}
     with INSTALL_LOCK:
         for source in sources:
-            _add(enabled, source, ops)
+            saved_plans |= _add(enabled, source, ops)
         key = dispatch_key(device)
         for op, server in list(enabled._kernels.items()):  # noqa: SLF001  # its own
             try:
@@ -226,6 +272,8 @@ def enable(
                 del enabled._kernels[op]  # noqa: SLF001
                 continue
             _slots[op, key] = place
+            if isinstance(place, NativeSlot):
+                place.load_plans(server, saved_plans[op])
             place.kernels = (server, *place.kernels)
         if enabled.refused and not enabled._kernels:  # noqa: SLF001
             op, reason = next(iter(enabled.refused.items()))
@@ -241,14 +289,17 @@ def disable() -> None:
         enabled.disable()
 
 
-def _add(enabled: Enabled, source: Source, ops: Collection[str] | None) -> None:
-    """Create servers for the operators of a source, and record the refused ones."""
+def _add(enabled: Enabled, source: Source, ops: Collection[str] | None) -> dict[str, SavedPlans]:
+    """Create servers for the operators of a source, and record the refused ones; return the servers' saved plans."""
     operators = [(op, required) for op, required in source.serves if ops is None or op in ops]
     proof = no_proof_reason = None
     if enabled.policy != "all" and operators:
         proof, no_proof_reason = _proof(source, enabled.device)
     function: Function | None = None
     load_error: LoadError | None = None
+    learn = enabled.learning if torch.device(enabled.device).type in DEVICE_TYPES else "never"
+    saved: SavedPlans | None = None
+    added: dict[str, SavedPlans] = {}
     for op, required in operators:
         if op in enabled._kernels:  # noqa: SLF001
             continue
@@ -256,8 +307,9 @@ def _add(enabled: Enabled, source: Source, ops: Collection[str] | None) -> None:
             proven_domain = _proven_calls(enabled, source, op, proof, no_proof_reason)
             if proven_domain is None:
                 continue
+            saved = saved or (SavedPlans() if learn == "never" else _saved_plans(source, enabled.device))
             if function is None:
-                function = _load_once(source, load_error)
+                function = _load_once(source, load_error, lazy=any(saved.serves(op) for op, _ in operators))
             implements = _schema(source.primary)
             kernel = function
             if enabled.policy == "all" and implements.kind == FUNCTIONAL:  # calls are not checked, so results are
@@ -269,11 +321,13 @@ def _add(enabled: Enabled, source: Source, ops: Collection[str] | None) -> None:
             continue
         proven_calls = None if enabled.policy == "all" else proven_domain
         schema, own = _schema(op), adapted is kernel
-        learn = enabled.learning if torch.device(enabled.device).type in DEVICE_TYPES else "never"
         installed = InstalledKernel(
             schema, source.name, adapted, proven_calls, required=required, unadapted=own, learn=learn
         )
         enabled._kernels[op] = installed  # noqa: SLF001  # its own module
+        enabled._sources[op] = source  # noqa: SLF001
+        added[op] = saved
+    return added
 
 
 def _new_slot(op: OperatorSchema, key: str) -> OperatorSlot:
@@ -308,11 +362,27 @@ def _native_library() -> NativeLibrary | None:
     return library
 
 
-def _load_once(source: Source, load_error: LoadError | None) -> Function:
-    """Load a source's function. A file that failed to load is not executed again."""
+def _load_once(source: Source, load_error: LoadError | None, *, lazy: bool) -> Function:
+    """Load a source's function, now or when it is called. A file that failed to load is not executed again."""
     if load_error is not None:
         raise load_error
-    return load_function(source.file, source.entries, source.library)
+    load = functools.partial(load_function, source.file, source.entries, source.library)
+    return LazyFunction(load) if lazy else load()
+
+
+def _saved_plans(source: Source, device: str) -> SavedPlans:
+    """Return a source's saved launch plans, or why they cannot be used here."""
+    plans = None if source.plans is None else read_plan_file(source.plans, packed=bool(source.files))
+    if source.plans is None or plans is None:
+        return SavedPlans()
+    problem = source.distrust or (plans if isinstance(plans, str) else "")
+    if not problem and (edited := _change_since_packing(source)):
+        problem = f"{edited} after packing"
+    if not problem and isinstance(plans, PlanFile):
+        problem = plans.origin.why_not(origin_here(source.digest, device))
+    if problem or isinstance(plans, str):
+        return SavedPlans(problem=f"saved plans are not used: {problem}")
+    return SavedPlans(source.plans.parent, plans)
 
 
 class _RefusedError(Exception):

@@ -22,7 +22,7 @@ import torch
 
 from .aten_kernels import NUMBER_TYPES
 from .native.binding import NativeLibrary
-from .native.launch_plan import LaunchPlan, NoPlanError
+from .native.launch_plan import KernelLaunch, LaunchPlan, NoPlanError
 from .native.recording import PlanRecorder, record
 from .operator_schema import OperatorSchema
 from .results import check_result_types
@@ -31,7 +31,7 @@ from .trees import instances, map_instances
 LEARN = {
     "background": "a thread of its own makes launch plans for calls that were seen",
     "request": "launch plans are made when `learn()` is called",
-    "never": "no launch plans are made",
+    "never": "launch plans are neither made nor loaded",
 }
 DEVICE_TYPES = {"cuda"}
 """Devices whose kernels can have launch plans."""
@@ -57,8 +57,13 @@ class KernelPlans:
     """Launch plans of one kernel, and why other geometries have none."""
 
     learn: str = "never"
-    handles: list[int] = field(default_factory=list)
+    handles: dict[int, LaunchPlan] = field(default_factory=dict)
+    """Plans by their handles in C++."""
     refused: Counter[str] = field(default_factory=Counter)
+    not_loaded: Counter[str] = field(default_factory=Counter)
+    """Why saved plans are not used."""
+    shelf: int = 0
+    """The place in C++ where plans are found by geometry; 0 if there is none."""
     runs: int = 0
     """Calls that Python answered."""
     noted: set[str] = field(default_factory=set)
@@ -223,8 +228,21 @@ class _LearningThread(threading.local):
 
 _this_thread = _LearningThread()
 _streams: dict[torch.device, torch.cuda.Stream] = {}
-_kept: list[Any] = []
-"""Compiled kernels whose functions are in plans."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """A compiled kernel whose function is in plans."""
+
+    name: str
+    cubin: bytes
+    """Empty if the GPU is not one of NVIDIA's."""
+    owner: Any = None
+    """Triton's object. The function is loaded as long as it lives."""
+
+
+COMPILED: dict[int, CompiledKernel] = {}
+"""Compiled kernels by the driver's function."""
 
 
 @dataclass
@@ -250,28 +268,30 @@ class _Learning:
         try:
             result = function(*args, **kwargs)  # compiles, and settles what is tuned
             check_result_types(self.op, result)
-            handle = self._make_plan(function, args, kwargs)
+            handle, plan = self._make_plan(function, args, kwargs)
         except NoPlanError as error:
             plans.refused[str(error)] += 1
         except Exception as error:  # noqa: BLE001  # kernels raise anything
             plans.refused[f"it raised {type(error).__name__} on other contents: {error}"] += 1
         else:
-            plans.handles.append(handle)
+            plans.handles[handle] = plan
             self.library.offer_plan(handle)
             return result
         return aten(*args, **kwargs)
 
-    def _make_plan(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    def _make_plan(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[int, LaunchPlan]:
         self.call.fill(1)
         plan = self._record(function, args, kwargs)
         self.shifted.fill(2)
         args, kwargs = self.shifted.args, self.shifted.kwargs
         if self._record(function, args, kwargs) != plan:
             raise NoPlanError("it did not do the same in two runs of the same geometry")
-        if [r.type for r in self.op.returns] != ["Tensor"] * len(plan.results):
-            raise NoPlanError("its results are not one tensor for each that the operator returns")
         if not plan.steps and plan.allocations:
             raise NoPlanError("it launches nothing")
+        if not has_tensor_results(self.op, plan):
+            raise NoPlanError("its results are not one tensor for each that the operator returns")
         handle = self.library.make_plan(plan.encode())
         inputs = [t if t is not None else torch.zeros((), device="cpu") for t in self._inputs(args, kwargs)[0]]
         for seed, poison in enumerate(_POISONS, start=3):
@@ -281,13 +301,15 @@ class _Learning:
             actual = _bits([self.library.replay(inputs, handle, poison), self.shifted.memories])
             if len(expected) != len(actual) or not all(map(_equal, expected, actual)):
                 raise NoPlanError("its replay differs from the kernel")
-        return handle
+        return handle, plan
 
     def _record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> LaunchPlan:
         inputs, written = self._inputs(args, kwargs)
         recorder = PlanRecorder(inputs, written, next(t.device for t in inputs if t is not None))
         plan = record(function, args, kwargs, recorder)
-        _kept.extend(recorder.kernels)
+        launches = [step for step in plan.steps if isinstance(step, KernelLaunch)]
+        for launch, kernel in zip(launches, recorder.kernels, strict=True):
+            COMPILED[launch.function] = CompiledKernel(kernel.name, kernel.asm.get("cubin", b""), kernel)
         return plan
 
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[torch.Tensor | None], list[bool]]:
@@ -414,6 +436,11 @@ class Learner:
 LEARNER = Learner()
 atexit.register(LEARNER.stop)
 os.register_at_fork(after_in_child=LEARNER.begin)
+
+
+def has_tensor_results(op: OperatorSchema, plan: LaunchPlan) -> bool:
+    """Whether a plan has one result for each of an operator's, and each is a tensor."""
+    return len(plan.results) == len(op.returns) and all(result.type == "Tensor" for result in op.returns)
 
 
 def learning_here() -> _Learning | None:

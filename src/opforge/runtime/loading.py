@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,30 @@ import torch
 from .isolated_import import load_file
 
 Function = Callable[..., Any]
+
+
+class LazyFunction:
+    """A kernel's function that is loaded when it is first called. A file that failed to load is not executed again."""
+
+    def __init__(self, load: Callable[[], Function]) -> None:
+        self._load = load
+        self._lock = threading.RLock()
+        self._function: Function | None = None
+        self._error: LoadError | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return (self._function or self._loaded())(*args, **kwargs)
+
+    def _loaded(self) -> Function:
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            try:
+                self._function = self._function or self._load()
+            except LoadError as error:
+                self._error = error
+                raise
+            return self._function
 
 
 class LoadError(Exception):

@@ -27,6 +27,7 @@ from .learning import LEARNER, learning_here
 from .native.binding import PASS, RUN, SERVE, NativeLibrary
 from .operator_schema import OperatorSchema, dispatcher_name
 from .results import check_result_types
+from .saved_plans import SavedPlans
 
 _OUTCOME_BITS = 8
 _ANSWER_IN_PYTHON = -1
@@ -114,6 +115,15 @@ class NativeSlot(OperatorSlot):
                 old.add_counts(self._native.set_rules(new.number if servers else -1))
                 self._python.begin(new.number)
 
+    def load_plans(self, kernel: InstalledKernel, saved: SavedPlans) -> None:
+        """Prepare a kernel that is about to be installed for launch plans, and load those that were saved."""
+        if kernel.plans.learn == "never":
+            return
+        kernel.plans.shelf = self.library.new_shelf()
+        if saved.problem:
+            kernel.plans.not_loaded[saved.problem] += 1
+        saved.load(self.op, kernel.plans, self.library)
+
     def restore(self) -> None:
         self._native.remove()
 
@@ -144,7 +154,8 @@ class NativeSlot(OperatorSlot):
             if number is None:
                 operator = outcome.kernel.proven_operator if outcome.kernel and outcome.action == SERVE else None
                 name = operator.name() if operator else ""
-                added = self._native.add_outcome(generation.number, outcome.action, name)
+                shelf = outcome.kernel.plans.shelf if outcome.kernel else 0
+                added = self._native.add_outcome(generation.number, outcome.action, name, shelf)
                 if added is None:  # kernels were changed meanwhile, or there are too many outcomes
                     return _ANSWER_IN_PYTHON
                 self._python.outcomes[generation.number << _OUTCOME_BITS | added] = outcome

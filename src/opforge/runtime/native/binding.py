@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ import torch
 from . import torch_layout
 from .building import NAMESPACE, NativeError, build
 
-ABI = 2
+ABI = 3
 """Version of the library's functions, as in runtime.cpp."""
 MAX_OUTCOMES = 64
+_ORDINARY_SHARED_BYTES = 48 << 10
+"""Shared memory that a kernel may use without asking."""
+_PREFER_SHARED, _MAX_DYNAMIC_SHARED_SIZE = 1, 8
+"""CU_FUNC_CACHE_PREFER_SHARED and CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
 PASS, SERVE, RUN = range(3)
 """What a slot does with a call: ATen's kernel, a C++ kernel, or a Python kernel."""
 _DTYPES = {torch.int16: 2, torch.float32: 6, torch.float64: 7}
@@ -31,7 +36,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "opforge_remove": (ctypes.c_int, (ctypes.c_void_p,)),
     "opforge_set_rules": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)),
     "opforge_add_outcome": (
-        ctypes.c_int, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p),
+        ctypes.c_int,
+        (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p),
     ),
     "opforge_read_counts": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p)),
     "opforge_geometries": (ctypes.c_int64, (ctypes.c_void_p,)),
@@ -40,6 +46,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "opforge_load_driver": (ctypes.c_int, (ctypes.c_char_p,)),
     "opforge_make_plan": (ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int64)),
     "opforge_offer_plan": (None, (ctypes.c_void_p,)),
+    "opforge_new_shelf": (ctypes.c_void_p, ()),
+    "opforge_shelve": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
+    "opforge_plan_key": (ctypes.c_int64, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
     "opforge_replays": (ctypes.c_uint64, (ctypes.c_void_p,)),
     "opforge_plan_is_broken": (ctypes.c_int, (ctypes.c_void_p,)),
 }  # fmt: skip
@@ -106,6 +115,40 @@ class NativeLibrary:
         """Offer a plan for calls like the one that this thread is answering."""
         self._library.opforge_offer_plan(handle)
 
+    def new_shelf(self) -> int:
+        """Return a place for the plans of a kernel, which lives as long as the process."""
+        return int(self._library.opforge_new_shelf())
+
+    def shelve(self, shelf: int, handle: int, key: Sequence[int]) -> None:
+        """Add a plan for calls with a key, as ``plan_key`` returns it."""
+        self._call("opforge_shelve", shelf, handle, (ctypes.c_uint64 * len(key))(*key), len(key))
+
+    def plan_key(self, handle: int) -> tuple[int, ...]:
+        """Return the calls that a plan is for: modes, numbers and the words of the geometry; empty if for none."""
+        key = (ctypes.c_uint64 * self._library.opforge_plan_key(handle, None, 0))()
+        self._library.opforge_plan_key(handle, key, len(key))
+        return tuple(key)
+
+    def load_kernel(self, cubin: bytes, name: str, shared: int, device: int) -> int:
+        """Load a compiled kernel into the driver for a device; return its function, which stays loaded."""
+        context, module, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        self._drive("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self._drive("cuCtxPushCurrent_v2", context)
+        try:
+            self._drive("cuModuleLoadData", ctypes.byref(module), cubin)
+            self._drive("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+            if shared > _ORDINARY_SHARED_BYTES:  # as Triton does it
+                self._drive("cuFuncSetCacheConfig", function, _PREFER_SHARED)
+                self._drive("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED_SIZE, shared)
+        finally:
+            self._drive("cuCtxPopCurrent_v2", ctypes.byref(context))
+        return function.value or 0
+
+    def _drive(self, function: str, *arguments: Any) -> None:
+        error = getattr(ctypes.CDLL(self._driver), function)(*arguments)
+        if error:
+            raise NativeError(f"the CUDA driver refused {function} with error {error}")
+
     def replays(self, handle: int) -> int:
         """Return how often a plan was replayed for calls."""
         return int(self._library.opforge_replays(handle))
@@ -160,11 +203,11 @@ class Slot:
         counts = (ctypes.c_uint64 * MAX_OUTCOMES)()
         return counts[: self.library._call("opforge_set_rules", self.handle, generation, counts)]  # noqa: SLF001
 
-    def add_outcome(self, generation: int, action: int, kernel: str = "") -> int | None:
+    def add_outcome(self, generation: int, action: int, kernel: str = "", shelf: int = 0) -> int | None:
         """Add an outcome and return its number; None if the generation has passed, or has too many."""
         name, _, overload = kernel.partition(".")
         add = self.library._library.opforge_add_outcome  # noqa: SLF001
-        number: int = add(self.handle, generation, action, name.encode(), overload.encode())
+        number: int = add(self.handle, generation, action, name.encode(), overload.encode(), shelf)
         return number if number >= 0 else None
 
     def counts(self) -> list[int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 import torch
 
@@ -194,3 +195,30 @@ def scalar_type(dtype: torch.dtype) -> int:
 def signed(bits: int) -> int:
     """Return 64 bits as a signed number."""
     return bits - (1 << 64) if bits >= 1 << 63 else bits
+
+
+def to_wire(value: Any) -> Any:
+    """Return a plan, or a part of one, as JSON."""
+    if is_dataclass(value):
+        parts = {part.name: to_wire(getattr(value, part.name)) for part in fields(value)}
+        return {"is": type(value).__name__, **parts}
+    if isinstance(value, tuple):
+        return [to_wire(item) for item in value]
+    return str(value) if isinstance(value, torch.dtype | torch.device) else value
+
+
+def from_wire(wire: Any) -> Any:
+    """Return what ``to_wire`` was given; raise ValueError, TypeError or RuntimeError if it is something else."""
+    if isinstance(wire, dict):
+        kind = globals().get(str(wire.get("is")))
+        if not isinstance(kind, type) or not is_dataclass(kind):
+            raise ValueError(f"a plan has no part {wire.get('is')!r}")
+        return kind(**{name: from_wire(value) for name, value in wire.items() if name != "is"})
+    if isinstance(wire, list):
+        return tuple(map(from_wire, wire))
+    if isinstance(wire, str):
+        dtype = getattr(torch, wire.removeprefix("torch."), None)
+        return dtype if isinstance(dtype, torch.dtype) else torch.device(wire)
+    if wire is None or isinstance(wire, int):
+        return wire
+    raise ValueError(f"a plan has a {type(wire).__name__}")

@@ -51,10 +51,12 @@ class Geometry {
   // Whether the words say of all tensors which share memory.
   bool has_all_aliases() const { return tensors_.size() <= kMaxCompared; }
 
-  uint64_t hash() const {
+  uint64_t hash() const { return hash_words(words_.data(), words_.size()); }
+
+  static uint64_t hash_words(const uint64_t* words, size_t count) {
     uint64_t hash = 0;
-    for (const uint64_t word : words_) {
-      hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;
+    for (size_t i = 0; i < count; ++i) {
+      hash = (hash ^ words[i]) * 0x9E3779B97F4A7C15ULL;
       hash ^= hash >> 32;
     }
     return hash;

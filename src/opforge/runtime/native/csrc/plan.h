@@ -128,9 +128,9 @@ struct Plan {
   std::vector<PlanResult> results;
   bool writes_inputs = false;
 
-  // Set when the plan is attached to a geometry.
+  // Set when the plan is attached to a geometry, by which it is also saved and found again.
   uint64_t modes = 0;
-  std::vector<uint64_t> numbers;
+  std::vector<uint64_t> numbers, words;
   const Plan* next = nullptr;
 
   mutable std::atomic<uint64_t> replays{0};

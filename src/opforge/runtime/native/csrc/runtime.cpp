@@ -14,7 +14,7 @@
 namespace opforge {
 namespace {
 
-constexpr int kAbi = 2;
+constexpr int kAbi = 3;
 
 // What the library's code depends on in torch's headers. Those that work are in torch_layout.py.
 constexpr int64_t kLayout[] = {
@@ -153,14 +153,15 @@ OPFORGE_API int opforge_set_rules(void* slot, int64_t generation, uint64_t* coun
 
 // Adds an outcome to a slot's rules of a generation. Returns its number, or -1 if there are others now, or too many.
 OPFORGE_API int opforge_add_outcome(void* slot, int64_t generation, int action, const char* kernel,
-                                    const char* overload) {
+                                    const char* overload, void* shelf) {
   return guarded(-1, [&] {
     const auto rules = static_cast<Slot*>(slot)->rules();
     const std::lock_guard<std::mutex> guard(writers_lock());
     if (rules == nullptr || rules->generation != generation || rules->size >= kMaxOutcomes) return -1;
     TORCH_CHECK(action >= kPass && action <= kRun, "no such action: ", action);
     rules->outcomes[rules->size] = {static_cast<Action>(action),
-                                    action == kServe ? operator_of(kernel, overload) : nullptr};
+                                    action == kServe ? operator_of(kernel, overload) : nullptr,
+                                    static_cast<Shelf*>(shelf)};
     return static_cast<int>(rules->size++);
   });
 }
@@ -198,6 +199,36 @@ OPFORGE_API void* opforge_make_plan(const int64_t* words, int64_t count) {
 
 // Offers a plan for calls like the one that Python is answering in this thread.
 OPFORGE_API void opforge_offer_plan(void* plan) { this_thread()->offered = static_cast<Plan*>(plan); }
+
+// Makes a place for the plans of a kernel. It lives as long as the process.
+OPFORGE_API void* opforge_new_shelf() { return new Shelf; }
+
+// Adds a plan to a shelf, for calls with this key: modes, the number of numbers, the numbers, words of the geometry.
+OPFORGE_API int opforge_shelve(void* shelf, void* plan, const uint64_t* key, int64_t count) {
+  return guarded(-1, [&] {
+    TORCH_CHECK(count >= 2 && key[1] <= static_cast<uint64_t>(count - 2), "a plan's key ends too early");
+    Plan& added = *static_cast<Plan*>(plan);
+    const std::lock_guard<std::mutex> guard(writers_lock());
+    TORCH_CHECK(added.words.empty(), "the plan is shelved already");
+    added.modes = key[0];
+    added.numbers.assign(key + 2, key + 2 + key[1]);
+    added.words.assign(key + 2 + key[1], key + count);
+    TORCH_CHECK(static_cast<Shelf*>(shelf)->add(&added), "there are too many plans");
+    return 0;
+  });
+}
+
+// Writes the key of a plan; returns how long it is, or 0 if the plan is for no calls.
+OPFORGE_API int64_t opforge_plan_key(void* plan, uint64_t* key, int64_t capacity) {
+  const std::lock_guard<std::mutex> guard(writers_lock());
+  const Plan& from = *static_cast<const Plan*>(plan);
+  if (from.words.empty()) return 0;
+  std::vector<uint64_t> all = {from.modes, from.numbers.size()};
+  all.insert(all.end(), from.numbers.begin(), from.numbers.end());
+  all.insert(all.end(), from.words.begin(), from.words.end());
+  std::copy_n(all.begin(), std::min<int64_t>(capacity, all.size()), key);
+  return static_cast<int64_t>(all.size());
+}
 
 OPFORGE_API uint64_t opforge_replays(void* plan) { return static_cast<Plan*>(plan)->replays.load(); }
 OPFORGE_API int opforge_plan_is_broken(void* plan) { return static_cast<Plan*>(plan)->broken.load(); }

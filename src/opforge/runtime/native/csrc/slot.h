@@ -91,7 +91,7 @@ class Slot {
         } else if (known == Known::kOff) {
           return original_.load(std::memory_order_acquire)->callBoxed(op_, keys, stack);
         }
-        code = ask(keys, stack);
+        code = ask(keys, *stack);
         if (code < 0) break;
         learn(geometry, code);
       }
@@ -161,12 +161,11 @@ class Slot {
   }
 
   // Asks Python for the outcome: generation and number, or -1 if Python must answer such a call every time.
-  int64_t ask(c10::DispatchKeySet keys, c10::Stack* stack) const {
-    copy_arguments(stack);
-    decide_->callBoxed(decide_->opHandle(), keys, stack);
-    const int64_t code = stack->back().toInt();
-    stack->pop_back();
-    return code;
+  // The stack stays where it is: the geometry refers to its tensors.
+  int64_t ask(c10::DispatchKeySet keys, const c10::Stack& stack) const {
+    c10::Stack copy(stack.end() - arguments_, stack.end());
+    decide_->callBoxed(decide_->opHandle(), keys, &copy);
+    return copy.back().toInt();
   }
 
   void learn(const Geometry& geometry, int64_t code) const {
@@ -213,12 +212,11 @@ class Slot {
     if (table == nullptr || table->rules->generation != code >> kOutcomeBits) return;
     const Entry* entry = table->find(geometry);
     if (entry == nullptr || plan->inputs != geometry.tensors().size() || !geometry.has_all_aliases()) return;
-    int count = 0;
-    for (const Plan* other = entry->plans.load(); other != nullptr; other = other->next) ++count;
-    if (count >= kMaxPlansOfGeometry) return;
+    Shelf* shelf = table->rules->outcomes[entry->outcome].shelf;
     plan->modes = modes;
     plan->numbers.assign(geometry.numbers().begin(), geometry.numbers().end());
-    plan->next = entry->plans.load();
+    plan->words.assign(geometry.words(), geometry.words() + geometry.count());
+    if (shelf == nullptr || !shelf->add(plan)) return plan->words.clear();
     entry->plans.store(plan, std::memory_order_release);
   }
 

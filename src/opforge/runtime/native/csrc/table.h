@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 namespace opforge {
@@ -24,9 +25,49 @@ constexpr size_t kMaxWordsInAll = 1 << 18;
 
 enum Action : int { kPass, kServe, kRun };  // ATen's kernel, a C++ kernel, a Python kernel
 
+constexpr int kMaxPlansOfGeometry = 8;  // they differ in modes and in numbers
+constexpr size_t kMaxShelved = 4096;
+
+// The launch plans of a kernel, by geometry. Tables come and go; what they forget is found here again. Used under the
+// writers' lock, and never deleted: rules may refer to it.
+class Shelf {
+ public:
+  // Returns the plans for calls of a geometry, linked to each other; nullptr if there are none.
+  const Plan* find(const uint64_t* words, size_t count) const {
+    const auto [begin, end] = plans_.equal_range(Geometry::hash_words(words, count));
+    for (auto item = begin; item != end; ++item) {
+      const std::vector<uint64_t>& others = item->second->words;
+      if (others.size() == count && std::memcmp(others.data(), words, count * sizeof(uint64_t)) == 0) {
+        return item->second;
+      }
+    }
+    return nullptr;
+  }
+
+  // Puts a plan before those of its geometry, which it names in its words. Returns false if there is no room for it.
+  bool add(Plan* plan) {
+    const Plan* first = find(plan->words.data(), plan->words.size());
+    int count = 0;
+    for (const Plan* other = first; other != nullptr; other = other->next) ++count;
+    if (count >= kMaxPlansOfGeometry || (first == nullptr && plans_.size() >= kMaxShelved)) return false;
+    plan->next = first;
+    const uint64_t hash = Geometry::hash_words(plan->words.data(), plan->words.size());
+    const auto [begin, end] = plans_.equal_range(hash);
+    for (auto item = begin; item != end; ++item) {
+      if (item->second == first) return item->second = plan, true;
+    }
+    plans_.emplace(hash, plan);
+    return true;
+  }
+
+ private:
+  std::unordered_multimap<uint64_t, const Plan*> plans_;
+};
+
 struct Outcome {
   Action action = kPass;
   const c10::OperatorHandle* kernel = nullptr;  // for kServe
+  Shelf* shelf = nullptr;                       // for kRun, if the kernel may have plans
   const Plan* plan = nullptr;                   // for kRun, if the call has one
 };
 
@@ -47,15 +88,13 @@ struct Rules {
   }
 };
 
-constexpr int kMaxPlansOfGeometry = 8;  // they differ in modes and in numbers
-
 // One geometry, its outcome, and launch plans for its calls.
 struct Entry {
-  Entry(const Geometry& geometry, uint8_t its_outcome)
-      : outcome(its_outcome), words(geometry.words(), geometry.words() + geometry.count()) {}
+  Entry(const Geometry& geometry, uint8_t its_outcome, const Plan* its_plans)
+      : outcome(its_outcome), words(geometry.words(), geometry.words() + geometry.count()), plans(its_plans) {}
   const uint8_t outcome;
   const std::vector<uint64_t> words;
-  mutable std::atomic<const Plan*> plans{nullptr};
+  mutable std::atomic<const Plan*> plans;
 
   bool matches(const Geometry& geometry) const {
     return words.size() == geometry.count() &&
@@ -88,9 +127,11 @@ struct Table {
 
   // Adds a geometry that is not there; the caller holds the writers' lock, and the table is not full.
   void add(const Geometry& geometry, uint8_t outcome) {
+    const Shelf* shelf = rules->outcomes[outcome].shelf;
+    const Plan* plans = shelf == nullptr ? nullptr : shelf->find(geometry.words(), geometry.count());
     size_t bucket = geometry.hash() % kBuckets;
     while (buckets[bucket].load(std::memory_order_relaxed) != nullptr) bucket = (bucket + 1) % kBuckets;
-    buckets[bucket].store(new Entry(geometry, outcome), std::memory_order_release);
+    buckets[bucket].store(new Entry(geometry, outcome, plans), std::memory_order_release);
     ++size;
     words += geometry.count();
   }
