@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 
 import pytest
@@ -113,3 +114,23 @@ def test_a_source_that_is_too_deep_to_be_parsed_has_a_digest(tmp_path, text):
     kernel = tmp_path / "relu_implementation_1.py"
     kernel.write_text(f"x = {text}\n")
     assert digest(kernel) != UNREADABLE
+
+
+def test_the_end_of_a_source_does_not_stand_for_another_file(tmp_path):
+    """The judged source has no other file; the shipped one has one, whose name and digest ended the judged one."""
+    text = b'#if __has_include("other.h")\n#include "other.h"\n#endif\n//'
+    other = b"// something else"
+    judged, shipped = tmp_path / "judged" / "relu.cpp", tmp_path / "shipped" / "relu.cpp"
+    for file in (judged, shipped):
+        file.parent.mkdir()
+    judged.write_bytes(text + b"other.h\0" + hashlib.sha256(other).digest())
+    shipped.write_bytes(text)
+    shipped.with_name("other.h").write_bytes(other)
+    assert dependencies(shipped)
+    assert not dependencies(judged)
+    assert digest(judged) != digest(shipped)
+
+
+def test_it_is_too_long_for_two_sources_to_have_the_same(tmp_path):
+    (tmp_path / "relu.py").write_text("")
+    assert len(digest(tmp_path / "relu.py")) * 4 >= 256

@@ -143,7 +143,7 @@ def _kernel(folder: Path, release: str, vendor: str, row: str, index: int, name:
     file = folder / f"{stem}.py"
     if not file.is_file() or file.read_text() != text:
         cache.write_atomically(file, text)
-    digest = hashlib.sha256(f"{text}{_source_digest()}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{text}{_source_digest()}".encode()).hexdigest()
     return Kernel(stem, name, (ServedOperator(name),), str(file), (entry,), digest, is_file_digest=False)
 
 
