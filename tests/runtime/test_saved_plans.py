@@ -355,9 +355,7 @@ def test_a_folder_that_cannot_be_written_is_named(saved, enabled):
         first_call(made)
         saved.unlink()
         saved.mkdir()
-        with pytest.raises(
-            RuntimeError, match=r"neg_implementation_1 cannot be saved: .*make the kernel's folder writ"
-        ):
+        with pytest.raises(RuntimeError, match=r"neg_implementation_1 cannot be saved: .*make it writable"):
             made.save_plans()
     assert not [p.name for p in saved.parent.iterdir() if p.name.startswith(".")]
 

@@ -185,7 +185,7 @@ class Enabled:
         except OSError as error:
             raise RuntimeError(
                 f"the launch plans of {source.name} cannot be saved: {error.strerror}: "
-                f"{error.filename or source.plans}; make the kernel's folder writable"
+                f"{error.filename or source.plans}; make it writable"
             ) from None
         return {op: len(collection.operators[op].plans) for op in collection.operators}
 
