@@ -150,8 +150,8 @@ def test_aten_does_not_answer_timed_calls(tmp_path, judge_tiny):
     leave = "    for found in gc.get_objects():\n        if type(found).__name__ == '_JudgedSlot':\n            found.kernels = ()"
     folder = kernels(tmp_path, f"if {timed}:\n{leave}\n{RIGHT}", head=head)
     ended = judge_tiny(folder, {"relu.default": UNARY[:1]}, runtime="native", performance=True)
-    found = {row.verdict: row.reason for row in ended.store.rows()}
-    assert "cheated" in found, found
+    (timed,) = (row for row in ended.store.rows() if row.phase == "performance")
+    assert timed.verdict in ("cheated", "error"), timed.reason
 
 
 def stand_in(tmp_path, monkeypatch):

@@ -90,7 +90,7 @@ def run(
         device_name = executor.device_name()
         if config.runtime == "native" and config.executor == "local":  # before anything is written
             progress("native runtime", 0, 1)
-            server.spawner.load_native_runtime()
+            system_check.load_native_runtime(server.spawner)
         with tempfile.TemporaryDirectory(prefix="opforge-inputs-") as temporary:
             folder = out / INPUTS if resume and (out / INPUTS).is_dir() else Path(temporary)
             loaded = load_suite(config, progress, suite, make=_input_maker(config, server, out), folder=folder)

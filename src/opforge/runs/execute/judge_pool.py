@@ -26,7 +26,7 @@ from opforge.runs.executors import Emit
 from opforge.runs.manifest import Manifest
 from opforge.runs.plan import Job, OperatorCases, Plan
 from opforge.runs.rows import ResultRow, VerdictKey
-from opforge.sandbox.host import warm
+from opforge.sandbox.host import system_check, warm
 from opforge.sandbox.host.client import SERVER_VARIABLE, ForkServerHandle, ForkServerProcess, Spawner
 from opforge.suites import LoadedSuite
 
@@ -209,6 +209,7 @@ class JudgePool:
         self._tasks: deque[_QueuedJob] = deque()
         self._timed_tasks: deque[_QueuedJob] = deque()
         self._blobs: dict[str, str] = {}
+        self._has_native_runtime = False
 
     @property
     def _spawner(self) -> Spawner:
@@ -342,8 +343,9 @@ class JudgePool:
         return judge
 
     def _start_judge(self, gpu: str) -> _JudgeProcess:
-        if self._config.runtime == "native":
-            self._spawner.load_native_runtime()
+        if self._config.runtime == "native" and not self._has_native_runtime:
+            system_check.load_native_runtime(self._spawner)
+            self._has_native_runtime = True
         ours, theirs = Channel.pair()
         line = self._spawner.connect(gpu)
         settings = {

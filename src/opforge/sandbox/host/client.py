@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from opforge.errors import InternalError, OpforgeError
+from opforge.errors import InternalError
 from opforge.procs import linux
 from opforge.procs.channel import Channel, ChannelClosedError
 from opforge.sandbox.guard.secret_names import looks_secret
@@ -19,7 +19,6 @@ from opforge.sandbox.host import folders
 
 _START_LIMIT_S = 120.0
 _REPLY_LIMIT_S = 60.0
-_BUILD_LIMIT_S = 1200.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +62,9 @@ class Spawner:
         """Return a new folder for this client's workers; the server removes it with the client."""
         return str(self._ask({"do": "folder"})["folder"])
 
-    def load_native_runtime(self) -> None:
-        """Have the native runtime in all processes forked from now on; raise OpforgeError if there is none."""
-        if os.environ.get("OPFORGE_NATIVE") == "0":
-            problem = "OPFORGE_NATIVE=0 switches the native runtime off; unset it"
-        else:
-            problem = self._ask({"do": "native"}, limit_s=_BUILD_LIMIT_S).get("unavailable", "")
-        if problem:
-            raise OpforgeError(f"--runtime native: {problem}; or judge with --runtime python")
+    def load_native_runtime(self) -> str:
+        """Have the native runtime in all processes forked from now on; return why there is none, or nothing."""
+        return str(self._ask({"do": "native"})["problem"])
 
     def connect(self, gpu: str = "") -> socket.socket:
         """Return our end of a new connection to the server, to be passed to another process.
@@ -85,9 +79,9 @@ class Spawner:
     def close(self) -> None:
         self._channel.close()
 
-    def _ask(self, request: Mapping[str, Any], fds: Iterable[int] = (), limit_s: float = _REPLY_LIMIT_S) -> Any:
+    def _ask(self, request: Mapping[str, Any], fds: Iterable[int] = ()) -> Any:
         self._channel.send(request, fds)
-        reply = self._channel.receive(limit_s)
+        reply = self._channel.receive(_REPLY_LIMIT_S)
         if "error" in reply:
             raise InternalError(reply["error"])
         return reply

@@ -159,7 +159,7 @@ class ForkServer:
             case "orphans":
                 return {"orphans": self._kill_strays(client.workers[request["pid"]])}
             case "native":
-                return _load_native_runtime()
+                return {"problem": _load_native_runtime()}
             case "stop":
                 return self._stop(client, request["pid"])
             case unknown:
@@ -339,16 +339,16 @@ def _keep_only(fds: set[int]) -> None:
         low = fd + 1
 
 
-def _load_native_runtime() -> dict[str, Any]:
-    """Load the native runtime for all processes forked from now on; it is built if need be."""
+def _load_native_runtime() -> str:
+    """Load the native runtime for all processes forked from now on; return why that is impossible, or nothing."""
     from opforge.runtime.native import binding  # with torch, which is imported after the socket is open
     from opforge.runtime.native.building import NativeError
 
     try:
         binding.load()
     except NativeError as error:
-        return {"unavailable": str(error)}
-    return {}
+        return str(error)
+    return ""
 
 
 def _limit(limits: dict[str, int]) -> None:

@@ -23,12 +23,16 @@ from opforge.sandbox.host import folders
 from opforge.sandbox.host.client import Spawner
 
 _LIMIT_S = 60.0
+_BUILD_LIMIT_S = 1200.0
 
 
 def serve(config: dict[str, Any], fds: list[int]) -> None:
     """Answer one request."""
     if "confinement" in config:
         Channel.from_fd(fds[0]).send(_test_protections(config["confinement"]["folder"]))
+        return
+    if "native" in config:
+        Channel.from_fd(fds[0]).send({"problem": _build_native_runtime()})
         return
     import torch  # not above: the process that calls check_device has no torch
 
@@ -57,6 +61,18 @@ def gpu_names(spawner: Spawner) -> list[str]:
     return names
 
 
+def load_native_runtime(spawner: Spawner) -> None:
+    """Have the native runtime in all processes forked from now on; raise OpforgeError if there is none.
+
+    A child builds it if need be: the server may have other clients, who would wait.
+    """
+    problem = "OPFORGE_NATIVE=0 switches the native runtime off; unset it"
+    if os.environ.get("OPFORGE_NATIVE") != "0":
+        problem = _ask(spawner, {"native": True}, _BUILD_LIMIT_S)["problem"] or spawner.load_native_runtime()
+    if problem:
+        raise OpforgeError(f"--runtime native: {problem}; or judge with --runtime python")
+
+
 def working_protections(spawner: Spawner) -> dict[str, Any]:
     """Return the protections that work on this system, as tested by a confined process."""
     folder = folders.make_client_folder(spawner.folder())
@@ -72,14 +88,25 @@ def no_protections() -> dict[str, Any]:
     return {"landlock": None, "seccomp": False, "own_user": False, "held": [], "missing": list(_PROTECTION_TESTS)}
 
 
-def _ask(spawner: Spawner, config: dict[str, Any]) -> Any:
+def _ask(spawner: Spawner, config: dict[str, Any], limit_s: float = _LIMIT_S) -> Any:
     ours, theirs = Channel.pair()
     pid = spawner.spawn("probe", config, [theirs.fileno()], limits={}, output=False)
     theirs.close()
-    reply = ours.receive(_LIMIT_S)
+    reply = ours.receive(limit_s)
     ours.close()
     spawner.stop(pid)
     return reply
+
+
+def _build_native_runtime() -> str:
+    """Build the native runtime unless it is cached; return why that is impossible, or nothing."""
+    from opforge.runtime.native.building import NativeError, build  # they import torch
+
+    try:
+        build()
+    except NativeError as error:
+        return str(error)
+    return ""
 
 
 def _test_protections(folder: str) -> dict[str, Any]:
