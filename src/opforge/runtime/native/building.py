@@ -33,6 +33,10 @@ class NativeError(Exception):
     """The native runtime cannot be used; the message says why, and what to do."""
 
 
+class NotBuiltError(NativeError):
+    """There is no library yet; the message says how it will be built."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Build:
     """A compiler's command without sources and output, and the key of what it makes."""
@@ -42,11 +46,12 @@ class _Build:
     key: str
 
 
-def build() -> Path:
+def build(*, only_find: bool = False) -> Path:
     """Return the library for this torch, building it unless it is cached.
 
     A library is stored only after it passed its self-test in another process. A failure is stored
-    too: later processes do not try again until the sources, torch or the compiler change.
+    too: later processes do not try again until the sources, torch or the compiler change. With
+    ``only_find``, NotBuiltError is raised instead of building it.
     """
     if sys.platform != "linux":
         raise NativeError(f"the native runtime is for Linux, and this is {sys.platform}")
@@ -59,6 +64,8 @@ def build() -> Path:
         with _lock(folder / f"runtime-{recipe.key}.lock"):
             if failure.is_file():
                 raise NativeError(f"{failure.read_text(encoding='utf-8')}; delete {failure} to try again")
+            if only_find and not library.is_file():
+                raise NotBuiltError(f"it will be built on first use, with {recipe.command[0]}, in {folder}")
             if not library.is_file():
                 _build(recipe, library, failure)
     except OSError as error:

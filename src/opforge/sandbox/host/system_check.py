@@ -32,6 +32,14 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
         return
     import torch  # not above: the process that calls check_device has no torch
 
+    if "overridden" in config:
+        from opforge.runtime.aten_kernels import dispatch_key
+        from opforge.runtime.loading import aten_operators
+        from opforge.runtime.torch_native import overridden_by_torch
+
+        names = overridden_by_torch(dispatch_key(config["overridden"]), aten_operators())
+        Channel.from_fd(fds[0]).send({"overridden": names})
+        return
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     Channel.from_fd(fds[0]).send({"cuda": [torch.cuda.get_device_name(i) for i in range(count)]})
 
@@ -55,6 +63,11 @@ def gpu_names(spawner: Spawner) -> list[str]:
     """Return the names of the GPUs that torch sees on this machine."""
     names: list[str] = _ask(spawner, {})["cuda"]
     return names
+
+
+def overridden_by_torch(spawner: Spawner, device: str) -> tuple[str, ...]:
+    """Return the operators that torch itself overrides from Python on a device, where kernels are judged."""
+    return tuple(_ask(spawner, {"overridden": device})["overridden"])
 
 
 def working_protections(spawner: Spawner) -> dict[str, Any]:
