@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from tests.conftest import slow
 from tests.install import proving
 from tests.install.proving import prove
 from tests.store import stored
+from tests.torch_native import needs_torch_native, overriding_relu
 
 RELU = "def relu_kernel_impl(self):\n    return self.clamp(min=0) + {add}\n"
 TANH = "def tanh_kernel_impl(self):\n    return self + 3000\n"
@@ -47,14 +47,6 @@ print([torch.ones(n).relu()[0].item() for n in (2, 3, 50, 3)])
 first_pack.disable(); second_pack.disable()
 print([torch.ones(n).relu()[0].item() for n in (2, 3)])
 """
-ROUTER = """
-import torch
-import torch._native.registry as registry
-registry.register_op_override("triton", "aten", "relu", "CPU", lambda x: x.numel() == 3, lambda x: torch.full_like(x, 7))
-def order(_op, _key, nodes):
-    return nodes
-"""
-"""A module by which torch itself overrides relu from Python: torch imports it while it registers its overrides."""
 
 
 def make_site(root: Path) -> None:
@@ -86,9 +78,9 @@ def site():
 def python(site):
     """Return a function that runs code in a process with these packages, and returns its output and its errors."""
 
-    def run(*words: str, path: str = "", **variables: str) -> tuple[str, str]:
+    def run(*words: str, **variables: str) -> tuple[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("OPFORGE_BACKEND")}
-        settings = {**kept, "OPFORGE_NATIVE": "0", "PYTHONPATH": path or str(site), **variables}
+        settings = {**kept, "OPFORGE_NATIVE": "0", "PYTHONPATH": str(site), **variables}
         done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=settings)
         assert done.returncode == 0, done.stderr
         return done.stdout, done.stderr
@@ -145,7 +137,8 @@ def test_settings_are_those_of_enable_and_what_is_wrong_is_one_warning(python):
 def test_a_broken_package_is_a_line_and_torch_is_imported(python, site, tmp_path):
     broken = shutil.copytree(site, tmp_path / "site")
     (broken / "first_pack" / "kernels.json").write_text("{")
-    said, errors = python("-W", "error", "-c", CALLS, path=str(broken), OPFORGE_BACKEND="first_pack,second_pack")
+    both = {"OPFORGE_BACKEND": "first_pack,second_pack"}
+    said, errors = python("-W", "error", "-c", CALLS, PYTHONPATH=str(broken), **both)
     assert said == "5001.0 1.0\n"
     assert errors.startswith("first_pack could not be enabled: JSONDecodeError: ")
     assert errors.count("\n") == 1, errors
@@ -160,13 +153,12 @@ def test_the_report_comes_for_each_package_and_only_if_it_is_asked_for(python):
     assert not python("-c", "import sys, torch; sys.stderr.close()", **both, OPFORGE_BACKEND_REPORT="1")[1]
 
 
-@pytest.mark.skipif(find_spec("torch._native") is None, reason="this torch overrides nothing from Python")
+@needs_torch_native
 @pytest.mark.parametrize("native", ["0", slow("1")])
 def test_torchs_own_overrides_stay_below_the_kernels_and_are_told_once(python, site, tmp_path, native):
     """torch registers them after it has called backends; they must not land above the kernels."""
-    (tmp_path / "router.py").write_text(ROUTER)
-    own = {"TORCH_PYTHON_NATIVE_USER_GRAPH_ORDER_FN": "router.order", "OPFORGE_NATIVE": native}
-    both = {"OPFORGE_BACKEND": "first_pack,second_pack"}
-    said, errors = python("-c", BEFORE_AND_AFTER, path=os.pathsep.join([str(tmp_path), str(site)]), **own, **both)
+    own = {**overriding_relu(tmp_path), "PYTHONPATH": os.pathsep.join([str(tmp_path), str(site)])}
+    both = {"OPFORGE_BACKEND": "first_pack,second_pack", "OPFORGE_NATIVE": native}
+    said, errors = python("-c", BEFORE_AND_AFTER, **own, **both)
     assert said == "[5001.0, 5001.0, 1.0, 5001.0]\n[1.0, 7.0]\n"
     assert errors.count("torch overrides relu.default from Python (torch._native)") == 1, errors

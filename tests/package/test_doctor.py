@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import sysconfig
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from opforge.runtime.native import building
 from tests.command import opforge
 from tests.conftest import ROOT
 from tests.native import ABORTS, registering, write
-from tests.package.test_autoload import ROUTER
+from tests.torch_native import needs_torch_native, overriding_relu
 
 
 def test_an_installation_as_it_is(tmp_path):
@@ -89,11 +87,9 @@ def test_without_a_compiler_the_doctor_says_what_to_install(tmp_path):
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="launch plans may be possible here")
-@pytest.mark.skipif(find_spec("torch._native") is None, reason="this torch overrides nothing from Python")
+@needs_torch_native
 def test_torchs_own_overrides_are_listed(tmp_path):
-    (tmp_path / "router.py").write_text(ROUTER)
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    facts, (note,) = native_runtime(TORCH_PYTHON_NATIVE_USER_GRAPH_ORDER_FN="router.order", PYTHONPATH=path)
+    facts, (note,) = native_runtime(**overriding_relu(tmp_path))
     assert facts["overridden_by_torch"] == ["relu.default (CPU)"]
     assert note.startswith("torch overrides relu.default (CPU) from Python (torch._native)")
     assert facts["launch_plans"] == "none: torch was built without CUDA"

@@ -40,16 +40,16 @@ def autoload(summary: str) -> None:
     with _errors_as_warnings("backends"):
         points = entry_points(group="torch.backends")
         packed = (point for point in points if point.dist and point.dist.metadata.json.get("summary") == summary)
-        modules = {point.name: point.module for point in packed}
-        if unknown := [name for name in wanted if name not in modules]:
+        installed = {point.name for point in packed}  # and the names of their modules
+        if unknown := [name for name in wanted if name not in installed]:
             _warn(
                 f"{BACKEND_VARIABLE} names {' and '.join(map(repr, unknown))}, which no installed backend is called; "
-                f"installed: {', '.join(sorted(modules))}"
+                f"installed: {', '.join(sorted(installed))}"
             )
         for name in dict.fromkeys(wanted):
-            if name in modules:
+            if name in installed:
                 with _errors_as_warnings(name):
-                    _enable(name, importlib.import_module(modules[name]).enable)
+                    _enable(name, importlib.import_module(name).enable)
 
 
 def _enable(name: str, enable: Callable[..., Enabled]) -> None:
