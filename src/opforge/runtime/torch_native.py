@@ -15,8 +15,8 @@ import torch
 from .operator_schema import dispatcher_name
 
 ADVICE = (
-    "TORCH_DISABLE_NATIVE_JIT=1 in the environment switches most of these off; so does "
-    "torch.backends.python_native.disable_operations(…), before any kernel is enabled"
+    "torch.backends.python_native.disable_operations(…) switches this off, if it is called before kernels are enabled; "
+    "so does TORCH_DISABLE_NATIVE_JIT=1 in the environment for overrides that compile kernels"
 )
 
 
