@@ -7,6 +7,8 @@ import pytest
 
 from opforge.errors import UnknownNameError
 from opforge.ops import SchemaKind, table
+from opforge.runtime.loading import aten_operators
+from opforge.runtime.operator_names import select_operators
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,15 @@ def test_schema_facts():
 def test_select_takes_whole_packets_or_single_overloads():
     names = {op.name for op in table().select(["relu", "add.Tensor"])}
     assert names == {"relu.default", "relu_.default", "relu.out", "add.Tensor"}
+
+
+def test_a_bare_name_means_the_same_to_a_package_which_knows_the_dispatcher_alone():
+    bases = ["add", "relu_", "__iand__", "_foreach_add", *sorted({op.base for op in table()})[::50]]
+    known, operators = {op.name for op in table()}, aten_operators()
+    for base in bases:
+        assert known & set(select_operators([base], operators)) == {op.name for op in table().select([base])}, base
+    with pytest.raises(ValueError, match="unknown operator 'rellu'; did you mean 'relu'"):
+        select_operators(["rellu"], operators)
 
 
 @pytest.mark.parametrize(("name", "hint"), [("rellu", "'relu'"), ("add.Tensr", "'add.Tensor'")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import sysconfig
 
 import pytest
@@ -10,9 +11,11 @@ import torch
 
 from opforge.kernels.native import toolchain
 from opforge.package import doctor
+from opforge.runtime.native import building
 from tests.command import opforge
 from tests.conftest import ROOT
 from tests.native import ABORTS, registering, write
+from tests.torch_native import needs_torch_native, overriding_relu
 
 
 def test_an_installation_as_it_is(tmp_path):
@@ -24,6 +27,7 @@ def test_an_installation_as_it_is(tmp_path):
     assert answer["torch"]["cxx11_abi"] is torch._C._GLIBCXX_USE_CXX11_ABI
     assert answer["compilers"]["cxx"] == toolchain.cxx().path
     assert {"held", "missing"} <= set(answer["confinement"])
+    assert {"wanted", "library", "layout", "launch_plans"} <= set(answer["native_runtime"])
     assert [m["name"] for m in answer["folder"]["modules"]] == ["matmul_blocked", "matmul_naive"]
     assert answer["folder"]["modules"][1]["target"] == "matmul_naive.so"
     assert answer["folder"]["modules"][1]["operators"] == ["matmul_naive::mm"]
@@ -43,6 +47,59 @@ def quick(monkeypatch):
     """Have a doctor that does not try confinement out, which starts a process with torch."""
     monkeypatch.setattr(doctor, "start_server", lambda _device: pytest.fail("asked for a server"))
     monkeypatch.setattr(doctor, "_confinement", lambda _health: {})
+    monkeypatch.setattr(doctor, "_native_runtime", lambda _health: {})
+
+
+def native_runtime(**settings):
+    """Return what the doctor says of the native runtime in an environment, and its notes."""
+    health = doctor.Health({"torch": {"version": torch.__version__}})
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        facts = doctor._native_runtime(health)
+    assert not health.problems
+    return facts, health.notes
+
+
+def test_the_native_runtime_is_found_and_not_built(tmp_path):
+    folder = tmp_path / "cache"
+    facts, notes = native_runtime(OPFORGE_CACHE=str(folder), CXX=toolchain.cxx().path)
+    assert facts["library"] == f"it will be built on first use, with {toolchain.cxx().path}, in {folder / 'native'}"
+    assert (facts["wanted"], facts["layout"], notes) == (True, [], [])
+    assert not list(folder.rglob("*.so"))
+
+
+@pytest.mark.slow
+def test_the_native_runtime_has_its_library_and_its_layout():
+    library = building.build()
+    facts, notes = native_runtime(OPFORGE_NATIVE="0")
+    assert facts["library"] == str(library)
+    assert len(facts["layout"]) == 10
+    assert not facts["wanted"]
+    assert notes == ["OPFORGE_NATIVE=0: kernels are called through Python, which is slower"]
+
+
+@pytest.mark.slow
+def test_without_a_compiler_the_doctor_says_what_to_install(tmp_path):
+    facts, (note,) = native_runtime(OPFORGE_CACHE=str(tmp_path), CXX="/nowhere/c++")
+    assert facts["library"].startswith("none: CXX names '/nowhere/c++', which is not there; install one")
+    assert note.startswith("kernels are called through Python, which is slower: CXX names '/nowhere/c++'")
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="launch plans may be possible here")
+@needs_torch_native
+def test_torchs_own_overrides_are_listed(tmp_path):
+    facts, (note,) = native_runtime(**overriding_relu(tmp_path))
+    assert facts["overridden_by_torch"] == ["relu.default (CPU)"]
+    assert note.startswith("torch overrides relu.default (CPU) from Python (torch._native)")
+    assert facts["launch_plans"] == "none: torch was built without CUDA"
+
+
+def test_a_native_runtime_that_ends_the_process_is_a_problem(monkeypatch):
+    monkeypatch.setattr(doctor, "_NATIVE_STATE", (sys.executable, "-c", "import os; os.abort()"))
+    health = doctor.Health({"torch": {"version": torch.__version__}})
+    assert doctor._native_runtime(health) == {"library": None}
+    assert "the native runtime does not work: looking at it ended with exit status -6" in problems(health)
 
 
 def problems(health):

@@ -10,7 +10,7 @@ from triton.runtime import driver
 
 import opforge
 import opforge.errors
-from opforge.runtime import learning
+from opforge.runtime import autoload, learning
 from opforge.runtime.native import binding
 from tests.runtime import standin
 
@@ -63,6 +63,8 @@ def test_a_plan_replays_the_kernel_without_python(enabled, gpu, monkeypatch):
         assert same_bits(torch.neg(torch.arange(100.0)), first)
     assert gpu.library.standin_launches() == before + 3
     assert made.counters()["neg.default"] | {"kernel": ""} == {"kernel": "", "served": 4, "aten": {}, "replayed": 3}
+    rows = [line.split() for line in autoload._report("a_pack", made, 1)]
+    assert ["neg.default", "neg_implementation_1", "4", "3", "0"] in rows
 
 
 def test_numbers_strides_aliases_and_offsets_have_plans_of_their_own(enabled, gpu):

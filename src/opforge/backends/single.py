@@ -13,7 +13,7 @@ from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels import Kernel, ServedOperator
 from opforge.kernels.native import is_native
 from opforge.ops import table
-from opforge.ops.operator_table import strip_namespace
+from opforge.runtime.operator_names import strip_namespace
 
 _ATEN_PREFIX = "aten:"
 _FILE_INFIX = "_implementation_"

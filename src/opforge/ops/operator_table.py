@@ -11,6 +11,7 @@ from typing import Any
 from opforge import cache as cache_folder
 from opforge.errors import UnknownNameError
 from opforge.ops.operator import Operator, SchemaKind, packet_of
+from opforge.runtime.operator_names import UnknownOperatorError, select_operators, strip_namespace
 
 _FORMAT = 3
 
@@ -63,17 +64,10 @@ class OpTable:
 
     def select(self, names: Iterable[str]) -> list[Operator]:
         """Resolve ``--ops``: a bare name is a packet with its families, a full name an overload."""
-        chosen: dict[str, Operator] = {}
-        for name in names:
-            short = strip_namespace(name)
-            if short in self._rows:
-                chosen[short] = self._operator(short)
-                continue
-            if short not in self._by_base:
-                raise self._unknown_name_error(name)
-            names_of_packet = self._by_packet.get(short) or self._by_base[short]
-            chosen.update({n: self._operator(n) for n in names_of_packet})
-        return list(chosen.values())
+        try:
+            return [self._operator(name) for name in select_operators(names, self._rows)]
+        except UnknownOperatorError as error:
+            raise self._unknown_name_error(error.name) from None
 
     def family(self, op: Operator) -> list[Operator]:
         """Return the functional, in-place and out forms of one signature."""
@@ -105,11 +99,6 @@ class OpTable:
         short = strip_namespace(name)
         known_names: Iterable[str] = self._rows if "." in short else self._by_base
         return UnknownNameError("operator", name, known_names, "see `opforge ls ops`")
-
-
-def strip_namespace(name: str) -> str:
-    """Remove the prefixes ``torch.ops.``, ``aten.`` and ``aten::`` from an operator's name."""
-    return name.strip().removeprefix("torch.ops.").removeprefix("aten::").removeprefix("aten.")
 
 
 @cache

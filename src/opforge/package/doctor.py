@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -21,6 +22,7 @@ from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels.native import clashes, compiler, inspect, sources, toolchain
 from opforge.kernels.native.builder import LibrarySpec
 from opforge.package import build
+from opforge.procs.child import run_command
 from opforge.runs.execute.judge_pool import start_server
 from opforge.sandbox.host import system_check
 from opforge.suites.base import Progress, no_progress
@@ -31,6 +33,8 @@ _CXX20_PROGRAM = (
     "#include <concepts>\ntemplate <std::integral T> T twice(T x) { return 2 * x; }\nint main() { return twice(0); }\n"
 )
 
+_NATIVE_STATE = (sys.executable, "-P", "-W", "ignore", "-m", "opforge.runtime.native_state")
+_NATIVE_STATE_LIMIT_S = 180.0
 
 Facts = dict[str, Any]
 """Facts of one section by name, to be shown or written as JSON; a missing tool has fewer of them."""
@@ -68,7 +72,7 @@ def examine(directory: Path | None = None, progress: Progress = no_progress) -> 
     health = Health()
     steps: list[tuple[str, Callable[[Health], Facts]]] = [
         ("python", _python), ("torch", _torch), ("compilers", _compilers), ("gpu", _gpu), ("cache", _cache),
-        ("confinement", _confinement), ("extras", _extras),
+        ("native_runtime", _native_runtime), ("confinement", _confinement), ("extras", _extras),
     ]  # fmt: skip
     if directory is not None:
         units = _units(directory)
@@ -212,6 +216,42 @@ def _cache(health: Health) -> Facts:
             "free space there, or set OPFORGE_CACHE to a folder on a larger disk",
         )
     return {**row, "free_gib": round(free, 1)}
+
+
+def _native_runtime(health: Health) -> Facts:
+    """Return the state of the native runtime, asked in a process of its own."""
+    if health.facts["torch"]["version"] is None:
+        return {"library": "not looked for: it needs torch"}
+    try:
+        state = _native_state()
+    except OpforgeError as error:
+        health.add_problem(f"the native runtime does not work: {error}", "set OPFORGE_NATIVE=0, and report this")
+        return {"library": None}
+    if not state["wanted"]:
+        health.notes.append("OPFORGE_NATIVE=0: kernels are called through Python, which is slower")
+    elif state["problem"]:
+        health.notes.append(f"kernels are called through Python, which is slower: {state['problem']}")
+    if overridden := state["overridden_by_torch"]:
+        health.notes.append(
+            f"torch overrides {', '.join(overridden)} from Python (torch._native), and kernels are compared with that; "
+            f"{state['advice']}"
+        )
+    no_plans = state["no_plans_reason"]
+    return {
+        "wanted": state["wanted"],
+        "library": state["library"] or state["will_be_built"] or f"none: {state['problem']}",
+        "layout": state["layout"], "launch_plans": f"none: {no_plans}" if no_plans else "possible",
+        "overridden_by_torch": overridden,
+    }  # fmt: skip
+
+
+def _native_state() -> Facts:
+    process = run_command(_NATIVE_STATE, label="looking at it", limit_s=_NATIVE_STATE_LIMIT_S)
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or ["no output"]
+        raise OpforgeError(f"looking at it ended with exit status {process.returncode}: {lines[-1]}")
+    state: Facts = json.loads(process.stdout)
+    return state
 
 
 def _confinement(health: Health) -> Facts:

@@ -58,6 +58,7 @@ def summary_markdown(manifest: Manifest, summary: Summary) -> str:
         *_perf_at_p_row(summary),
         f"| cases | {scores['cases']}: {verdict_counts_text(scores['verdicts'])} |",
         f"| torch | {manifest.versions['torch']} on {manifest.machine.device}, {manifest.machine.platform} |",
+        *_overrides_row(manifest),
         "",
         *_alarm_section(summary),
     ]
@@ -101,6 +102,12 @@ def _perf_at_p_row(summary: Summary) -> Iterator[str]:
     shares = [share for p in PERF_AT_P_THRESHOLDS if (share := summary.perf_at(p)) is not None]
     if shares:
         yield f"| perf@p | {', '.join(speed_text.share_text(share) for share in shares)} |"
+
+
+def _overrides_row(manifest: Manifest) -> Iterator[str]:
+    """Yield the row of operators that kernels were not compared with ATen's own kernel of."""
+    if ops := manifest.machine.overridden_by_torch:
+        yield f"| overridden by torch from Python (torch._native) | {', '.join(ops)} |"
 
 
 def _alarm_section(summary: Summary) -> Iterator[str]:

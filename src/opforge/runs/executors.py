@@ -48,6 +48,10 @@ class Executor(Protocol):
         """Return the name of the requested device; raises if it is not available."""
         ...
 
+    def overridden_by_torch(self) -> tuple[str, ...]:
+        """Return the operators that torch itself overrides from Python on the device."""
+        ...
+
     def confinement(self) -> dict[str, Any]:
         """Return the protections that hold where the kernels run."""
         ...

@@ -16,6 +16,12 @@ class Machine:
     device: str = ""
     name: str = ""
     """The vendor's name of the device."""
+    overridden_by_torch: tuple[str, ...] = ()
+    """Operators that torch overrides from Python there: kernels are compared with that, not with ATen alone."""
+
+    @classmethod
+    def from_wire(cls, fields: Mapping[str, Any]) -> Machine:
+        return cls(**_known(cls, fields) | {"overridden_by_torch": tuple(fields.get("overridden_by_torch", ()))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +170,7 @@ class Manifest:
             plan=PlanRecord.from_wire(fields["plan"]),
             command=tuple(fields.get("command", ())),
             versions=fields.get("versions", {}),
-            machine=Machine(**_known(Machine, fields.get("machine", {}))),
+            machine=Machine.from_wire(fields.get("machine", {})),
             started=fields.get("started", ""),
             confinement=fields.get("confinement"),
             peaks=fields.get("peaks"),

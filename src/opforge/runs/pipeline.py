@@ -87,7 +87,7 @@ def run(
     executor: Executor | None = None
     try:
         executor = executor_class(config, server)
-        device_name = executor.device_name()
+        machine = _machine(config, executor)
         if config.runtime == "native" and config.executor == "local":  # before anything is written
             progress("native runtime", 0, 1)
             system_check.load_native_runtime(server.spawner)
@@ -96,7 +96,7 @@ def run(
             loaded = load_suite(config, progress, suite, make=_input_maker(config, server, out), folder=folder)
             makes = isinstance(backend, KernelGenerator)
             plan = Plan(loaded, (), tuple(loaded.cases)) if makes else make_plan(config, backend, loaded)
-            manifest = _manifest(config, plan, command or sys.argv, device_name)
+            manifest = _manifest(config, plan, command or sys.argv, machine)
             store = RunStore.reopen(out) if resume else RunStore.create(out, manifest)
             plan = replace(plan, suite=_keep_blobs(loaded, folder, out / INPUTS))
         try:
@@ -254,14 +254,19 @@ def _check_sources_unchanged(manifest: Manifest, suite: LoadedSuite) -> None:
             raise RunDirectoryError(f"{file} has changed since the run started; start a new run with --out")
 
 
-def _manifest(config: RunConfig, plan: Plan, command: list[str], device_name: str) -> Manifest:
+def _machine(config: RunConfig, executor: Executor) -> Machine:
+    name = executor.device_name()  # first: it checks the device
+    return Machine(platform.platform(), platform.machine(), config.device, name, executor.overridden_by_torch())
+
+
+def _manifest(config: RunConfig, plan: Plan, command: list[str], machine: Machine) -> Manifest:
     return Manifest(
         config.as_json(),
         _plan_record(config, plan),
         command=tuple(command),
         versions={name: _version(name) for name in ("opforge", "torch", "triton", "numpy")}
         | {"python": platform.python_version()},
-        machine=Machine(platform.platform(), platform.machine(), config.device, device_name),
+        machine=machine,
         started=_utc_now(),
     )
 

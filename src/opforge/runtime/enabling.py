@@ -22,16 +22,18 @@ from .compile_warning import watch_compilation
 from .devices import device_name
 from .dispatch import INSTALL_LOCK, InstalledKernel, KernelWarning, OperatorSlot, PythonSlot
 from .learning import DEVICE_TYPES, LEARN, LEARNER
-from .loading import Function, LazyFunction, LoadError, load_function
+from .loading import Function, LazyFunction, LoadError, aten_operators, load_function
 from .native import binding
 from .native.binding import NativeLibrary
 from .native.building import NativeError
 from .native_slots import NativeSlot
+from .operator_names import select_operators
 from .operator_schema import FUNCTIONAL, OUT, OperatorSchema, schema_of
 from .plan_files import PlanFile, read_plan_file, write_plan_file
 from .proven_calls import ProvenCalls
 from .results import ResultCheck
 from .saved_plans import PlanCollection, SavedPlans, origin_here
+from .torch_native import ADVICE, overridden_by_torch
 
 SIGNERS_VARIABLE = "OPFORGE_SIGNERS"
 """Environment variable with the trusted signers. Without it, all signers are trusted."""
@@ -124,6 +126,8 @@ class Enabled:
     """When launch plans are made; a key of ``LEARN``."""
     refused: dict[str, str] = field(default_factory=dict)
     """Operators with a kernel that could not be installed, and the reasons."""
+    overridden_by_torch: list[str] = field(default_factory=list)
+    """Operators that torch overrides from Python too: a call that is passed on goes to that override."""
     _kernels: dict[str, InstalledKernel] = field(default_factory=dict)
     _sources: dict[str, Source] = field(default_factory=dict)
     _on: bool = True
@@ -238,7 +242,7 @@ It demands results that have not passed through Python.
 _slots: dict[tuple[str, str], OperatorSlot] = {}
 _enabled: list[Enabled] = []
 _warnings_given: set[str] = set()
-"""Warnings about the native runtime. Each is given once."""
+"""Warnings about the native runtime and about torch's own overrides. Each is given once."""
 
 
 def enable(
@@ -246,24 +250,29 @@ def enable(
     *,
     device: str | None = None,
     policy: str = "proven",
-    ops: Collection[str] | None = None,
+    ops: Collection[str] | str | None = None,
     learn: str = "background",
 ) -> Enabled:
     """Install kernels in place of ATen's, for all threads; with ``ops``, only at those operators.
 
-    A call goes to the kernel enabled last, then to those before it, then to ATen.
+    A bare name in ``ops`` means the whole packet; a string holds names with commas between them. A
+    call goes to the kernel enabled last, then to those before it, then to ATen.
     """
     if policy not in POLICIES:
         raise ValueError(f"policy {policy!r} is unknown; allowed: {', '.join(map(repr, POLICIES))}")
     if learn not in LEARN:
         raise ValueError(f"learn={learn!r} is unknown; allowed: {', '.join(map(repr, LEARN))}")
+    names = ops.split(",") if isinstance(ops, str) else ops
+    wanted = None if names is None else set(select_operators(names, aten_operators()))
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     enabled = Enabled(device, policy, learn)
     saved_plans: dict[str, SavedPlans] = {}
     with INSTALL_LOCK:
         for source in sources:
-            saved_plans |= _add(enabled, source, ops)
+            saved_plans |= _add(enabled, source, wanted)
         key = dispatch_key(device)
+        enabled.overridden_by_torch += overridden_by_torch(key, enabled.operators)
+        _warn_of_overrides(enabled, key)
         for op, server in list(enabled._kernels.items()):  # noqa: SLF001  # its own
             try:
                 place = _slots.get((op, key)) or _new_slot(_schema(op), key)
@@ -278,9 +287,25 @@ def enable(
         if enabled.refused and not enabled._kernels:  # noqa: SLF001
             op, reason = next(iter(enabled.refused.items()))
             warnings.warn(f"no kernel is enabled; {op}: {reason}", KernelWarning, stacklevel=3)
+        elif wanted and not enabled._kernels:  # noqa: SLF001
+            some = ", ".join(sorted(wanted)[:3]) + ("…" if len(wanted) > 3 else "")
+            warnings.warn(f"no kernel is enabled; there is none for {some}", KernelWarning, stacklevel=3)
         _enabled.append(enabled)
     watch_compilation(on=True)
     return enabled
+
+
+def _warn_of_overrides(enabled: Enabled, key: str) -> None:
+    """Warn once of each operator that torch overrides from Python; nothing is installed yet."""
+    new = {f"{op} at {key}": op for op in enabled.overridden_by_torch if f"{op} at {key}" not in _warnings_given}
+    _warnings_given.update(new)
+    if new:
+        warnings.warn(
+            f"torch overrides {', '.join(new.values())} from Python (torch._native): calls that are passed on go to "
+            f"its override, not straight to ATen's kernel; {ADVICE}",
+            KernelWarning,
+            stacklevel=4,
+        )
 
 
 def disable() -> None:

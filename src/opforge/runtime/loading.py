@@ -90,6 +90,12 @@ def registered_operators() -> set[str]:
     return set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
 
 
+def aten_operators() -> list[str]:
+    """Return the full names of ATen's operators in this process, such as ``relu.default``."""
+    names = (name.removeprefix("aten::") for name in sorted(registered_operators()) if name.startswith("aten::"))
+    return [name if "." in name else f"{name}.default" for name in names]
+
+
 def operator_names(entries: Sequence[str]) -> list[str]:
     """Return the names that the operator of a kernel's library may have, the preferred one first."""
     return [*entries, *(entry.removesuffix("_kernel_impl") for entry in entries)]

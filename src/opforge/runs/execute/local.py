@@ -36,6 +36,9 @@ class ThisMachine:
     def device_name(self) -> str:
         return system_check.check_device(self._server.spawner, self._config.device)
 
+    def overridden_by_torch(self) -> tuple[str, ...]:
+        return system_check.overridden_by_torch(self._server.spawner, self._config.device)
+
     def confinement(self) -> dict[str, Any]:
         return system_check.working_protections(self._server.spawner)
 

@@ -167,7 +167,7 @@ class NativeLibrary:
                 f"{path} was built for torch {built_for}, and this is {torch.__version__}; delete it to build it again"
             )
         facts = (ctypes.c_int64 * 32)()
-        layout = tuple(facts[: self._library.opforge_layout(facts, len(facts))])
+        self.layout = layout = tuple(facts[: self._library.opforge_layout(facts, len(facts))])
         if not torch_layout.fits(layout):
             raise NativeError(f"the layout of torch {torch.__version__} is not known {layout}; update opforge")
 

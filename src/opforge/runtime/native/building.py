@@ -43,10 +43,15 @@ class NativeError(Exception):
     """The native runtime cannot be used; the message says why, and what to do."""
 
 
-def build() -> Path:
+class NotBuiltError(NativeError):
+    """There is no library yet; the message says how it will be built."""
+
+
+def build(*, only_find: bool = False) -> Path:
     """Return the library for this torch: a shipped one, one in the cache, or one that is built now.
 
-    A library is used only after it passed its self-test in another process.
+    A library is used only after it passed its self-test in another process. With ``only_find``,
+    NotBuiltError is raised instead of building one.
     """
     if sys.platform != "linux":
         raise NativeError(f"the native runtime is for Linux, and this is {sys.platform}")
@@ -55,7 +60,9 @@ def build() -> Path:
     if shipped.is_file() and not misfit:
         return shipped
     try:
-        return _built()
+        return _built(only_find=only_find)
+    except NotBuiltError:
+        raise
     except NativeError as error:
         raise NativeError(f"{misfit}; {error}" if misfit else str(error)) from None
 
@@ -96,7 +103,7 @@ def _misfit(library: Path) -> str:
     return misfit
 
 
-def _built() -> Path:
+def _built(*, only_find: bool) -> Path:
     """Return the library in the cache, built if need be.
 
     Any compiler's library will do. A failure is stored: later processes do not try again until the sources, torch or
@@ -118,6 +125,8 @@ def _built() -> Path:
         with _lock(folder / f"{name}.lock"):
             if failure.is_file():
                 raise NativeError(f"{failure.read_text(encoding='utf-8')}; delete {failure} to try again")
+            if only_find and not library.is_file():
+                raise NotBuiltError(f"it will be built on first use, with {compiler[0]}, in {folder}")
             if not library.is_file():
                 _compile((*compiler, *flags), links, library, failure)
     except OSError as error:

@@ -36,6 +36,14 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
         return
     import torch  # not above: the process that calls check_device has no torch
 
+    if "overridden" in config:
+        from opforge.runtime.aten_kernels import dispatch_key
+        from opforge.runtime.loading import aten_operators
+        from opforge.runtime.torch_native import overridden_by_torch
+
+        names = overridden_by_torch(dispatch_key(config["overridden"]), aten_operators())
+        Channel.from_fd(fds[0]).send({"overridden": names})
+        return
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     Channel.from_fd(fds[0]).send({"cuda": [torch.cuda.get_device_name(i) for i in range(count)]})
 
@@ -71,6 +79,11 @@ def load_native_runtime(spawner: Spawner) -> None:
         problem = _ask(spawner, {"native": True}, _BUILD_LIMIT_S)["problem"] or spawner.load_native_runtime()
     if problem:
         raise OpforgeError(f"--runtime native: {problem}; or judge with --runtime python")
+
+
+def overridden_by_torch(spawner: Spawner, device: str) -> tuple[str, ...]:
+    """Return the operators that torch itself overrides from Python on a device, where kernels are judged."""
+    return tuple(_ask(spawner, {"overridden": device})["overridden"])
 
 
 def working_protections(spawner: Spawner) -> dict[str, Any]:

@@ -66,6 +66,11 @@ class RayCluster:
             raise OpforgeError(f"the nodes have different GPUs ({', '.join(names)}); a run is on one kind of device")
         return ", ".join(names)
 
+    def overridden_by_torch(self) -> tuple[str, ...]:
+        """Return the operators that torch overrides on any node."""
+        names = (name for description in self._descriptions for name in description["overridden_by_torch"])
+        return tuple(sorted(set(names)))
+
     def confinement(self) -> dict[str, Any]:
         """Return the confinement that holds on all nodes: that of the node missing the most."""
         confinements = [description["confinement"] for description in self._descriptions]

@@ -129,11 +129,12 @@ atexit.register(_end_server)
 
 
 def describe_node(settings: TaskSettings, *, confine: bool, timed: bool) -> dict[str, Any]:
-    """Describe this node: its device's name, confinement, and peaks, the last two on request."""
+    """Describe this node: its device's name, torch's own overrides, confinement and peaks, the last two on request."""
     check_same_versions(settings.versions, versions(), _location()["node"])
     here = _worker_state(settings.config.device)
     return {
         "name": system_check.check_device(here.server.spawner, settings.config.device),
+        "overridden_by_torch": system_check.overridden_by_torch(here.server.spawner, settings.config.device),
         "confinement": here.confinement if confine else None,
         "peaks": here.peaks if timed else None,
     }
