@@ -32,18 +32,22 @@ from opforge.sandbox.host.reply import CPP, PYTHON, REPLAYED
 
 Function = Callable[..., Any]
 _MAX_REASON_CHARS = 300
-_NO_GPU = "launch plans are for kernels on a GPU"
-_NOT_AS_IT_IS = "a slot cannot call its C++ operator with these arguments as they are"
 
 
 class _JudgedKernel(InstalledKernel):
     """A kernel at one operator. Nothing is proven yet, so every call is for it."""
 
-    def __init__(self, op: OperatorSchema, function: Function, operator: Any, *, can_be_planned: bool) -> None:
+    def __init__(self, op: OperatorSchema, function: Function, operator: Any, device: torch.device) -> None:
         super().__init__(op, "", function, None, unadapted=True)
         self._operator = operator if op.kind == FUNCTIONAL else None
-        self.can_be_planned = can_be_planned
-        self.why_not_planned = "" if can_be_planned else _NO_GPU if operator is None else _NOT_AS_IT_IS
+        self.why_not_planned = ""
+        if operator is not None:
+            self.why_not_planned = "a slot cannot call its C++ operator with these arguments as they are"
+        elif device.type not in DEVICE_TYPES:
+            self.why_not_planned = "launch plans are for kernels on a GPU"
+        elif "nondeterministic_seeded" in op.tags:  # a recording would use up the numbers of the call that is judged
+            self.why_not_planned = "the operator draws random numbers"
+        self.can_be_planned = not self.why_not_planned
         self.python_runs = 0
 
     @property
@@ -128,9 +132,7 @@ class NativeRuntime:
             with contextlib.suppress(NotImplementedError):  # it cannot serve this form; calls say so
                 function = loaded.callable_for(op)
                 operator = loaded.operator if function is loaded.function else None
-                may_draw = "nondeterministic_seeded" in slot.op.tags  # a recording would use its numbers up
-                can_be_planned = operator is None and self._device.type in DEVICE_TYPES and not may_draw
-                slot.kernels = (_JudgedKernel(slot.op, function, operator, can_be_planned=can_be_planned),)
+                slot.kernels = (_JudgedKernel(slot.op, function, operator, self._device),)
 
     def serves(self, op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether a call of an operator reaches the slot with its own tensors."""
