@@ -11,7 +11,7 @@ PYTEST = $(BIN)/python -m pytest
 # With it set, every process would compile every module again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: setup browser demo test test-slow test-all durations test-gpu lint bench clean
+.PHONY: setup browser demo test test-slow test-all durations test-gpu lint bench native-binaries native-matrix wheel clean
 
 setup: $(STAMP)
 
@@ -60,6 +60,26 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks/opinfo_throughput.py --cold
+
+# Libraries of the native runtime, which the wheel then ships. TORCHES are wheels of torch, of which only headers are
+# read; MACHINE=x86_64 or aarch64 is for another architecture than this one (needs g++-x86-64-linux-gnu or such).
+native-binaries: setup
+	$(BIN)/python tools/native_binaries.py $(if $(MACHINE),--machine $(MACHINE)) $(TORCHES)
+
+# Tests of the native runtime with other versions of torch, each in a new environment of gigabytes that is deleted.
+TORCH_VERSIONS ?= 2.11 2.12 2.13 2.14 2.15 newest
+native-matrix:
+	for version in $(TORCH_VERSIONS); do \
+	  venv=build/torch-$$version; torch=torch; [ $$version = newest ] || torch="torch==$$version.*"; \
+	  $(PYTHON) -m venv $$venv && $$venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	    "$$torch" '.[triton]' pytest pytest-timeout pytest-xdist hypothesis psutil && \
+	  PYTHONPATH=$(CURDIR)/src $$venv/bin/python -m pytest -q -m "not gpu and not slow" tests/runtime; \
+	  status=$$?; rm -rf $$venv; [ $$status = 0 ] || exit 1; \
+	done
+
+wheel: setup
+	rm -rf build/lib
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .
 
 clean:
 	rm -rf $(VENV) .cache build dist
