@@ -182,7 +182,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def _start(tensor: torch.Tensor) -> int:
     """Return the bytes from the start of its memory to a tensor."""
-    return tensor.storage_offset() * tensor.element_size()
+    return int(tensor.storage_offset() * tensor.element_size())
 
 
 def _base(tensor: torch.Tensor) -> int:
