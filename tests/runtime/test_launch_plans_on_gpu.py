@@ -12,6 +12,8 @@ import torch
 from torch.nn import functional
 
 import opforge
+from opforge.runtime import learning
+from tests.runtime.random_calls import RandomCalls
 
 pytestmark = [
     pytest.mark.gpu,
@@ -67,6 +69,21 @@ def test_replays_equal_the_kernels_bit_for_bit(enabled):
     assert replayed(enabled) - before > len(calls) // 3
 
 
+@pytest.mark.parametrize(
+    ("calls", "pool", "rounds"), [(20_000, 100, 2), pytest.param(1_000_000, 400, 20, marks=pytest.mark.slow)]
+)
+def test_replays_of_random_calls_equal_the_kernels_bit_for_bit(monkeypatch, calls, pool, rounds):
+    monkeypatch.setattr(learning, "_ALL_NOTED", pool)
+    ops = ["add", "mul", "gelu", "relu", "silu", "sigmoid", "_softmax", "native_layer_norm"]
+    random_calls = RandomCalls(KERNELS, ops, seed=24, size=pool, device="cuda", dtype=torch.float16)
+    with opforge.enabled(KERNELS, device="cuda", policy="all", ops=ops, learn="request") as made:
+        random_calls.learn(made)
+        assert len(random_calls.calls) > pool // 2  # kernels copy tensors with gaps, for which there are no plans
+        before = replayed(made)
+        assert random_calls.run(calls, rounds) == ""
+        assert replayed(made) == before + calls
+
+
 def test_a_graph_is_captured_with_replays(enabled):
     x = random(64, 256)
     learn(enabled, 64, 256)
@@ -110,6 +127,41 @@ def test_streams_and_threads(enabled):
         thread.join()
     assert not wrong
     assert replayed(enabled) == before + 8 * 200 * 3
+
+
+def test_nested_streams_wait_for_each_other(enabled):
+    """A replay is launched on the stream of its call, so what waits for the stream waits for the replay."""
+    learn(enabled, 512, 512)
+    x, before = random(512, 512), replayed(enabled)
+    expected = work(work(work(x)))
+    outer, inner = torch.cuda.Stream(), torch.cuda.Stream()
+    for _ in range(50):
+        outer.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(outer):
+            first = work(x)
+            inner.wait_stream(outer)
+            with torch.cuda.stream(inner):
+                second = work(first)
+            outer.wait_stream(inner)
+            third = work(second)
+        torch.cuda.current_stream().wait_stream(outer)
+        assert torch.equal(third, expected)
+        for tensor, stream in ((first, inner), (second, outer), (third, torch.cuda.current_stream())):
+            tensor.record_stream(stream)
+    assert replayed(enabled) == before + 3 * (3 + 50 * 3)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU only")
+def test_another_device_has_plans_of_its_own(enabled):
+    learn(enabled, 64, 256)
+    before = replayed(enabled)
+    x = random(64, 256)
+    there = x.to("cuda:1")
+    assert torch.equal(work(there).cpu(), work(x).cpu())
+    assert replayed(enabled) == before + 3
+    enabled.learn()
+    assert work(there).device == there.device
+    assert replayed(enabled) == before + 6
 
 
 def test_a_backward_pass_replays_in_its_own_thread(enabled):
