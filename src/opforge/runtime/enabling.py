@@ -270,9 +270,11 @@ def _add(enabled: Enabled, source: Source, ops: Collection[str] | None) -> None:
         proven_calls = None if enabled.policy == "all" else proven_domain
         schema, own = _schema(op), adapted is kernel
         learn = enabled.learning if torch.device(enabled.device).type in DEVICE_TYPES else "never"
+        functional = kernel if implements.kind == FUNCTIONAL else None
         installed = InstalledKernel(
-            schema, source.name, adapted, proven_calls, required=required, unadapted=own, learn=learn
-        )
+            schema, source.name, adapted, proven_calls,
+            required=required, unadapted=own, functional=functional, learn=learn,
+        )  # fmt: skip
         enabled._kernels[op] = installed  # noqa: SLF001  # its own module
 
 

@@ -39,6 +39,8 @@ _SHIFT = 3 * _ALIGNMENT
 _POISONS = (0xA5, 0x5A, 0xFF)
 """Bytes with which a replay's memory is filled before it, one for each comparison."""
 _MAX_QUEUED = 1024
+_MAX_PLANS_OF_GEOMETRY = 8
+"""Plans that C++ keeps for a geometry; they differ in modes and in numbers."""
 _ALL_NOTED, _NOTED_EVERY = 64, 16
 """How many calls without a plan are all noted, and which of the later ones."""
 _MAX_FAILURES = 4
@@ -60,6 +62,8 @@ class KernelPlans:
     """Calls that Python answered."""
     noted: set[str] = field(default_factory=set)
     """Calls that were noted, whatever became of them."""
+    noted_by_geometry: Counter[str] = field(default_factory=Counter)
+    """Calls that were noted and differ in their numbers only."""
 
     @property
     def hopeless(self) -> bool:
@@ -121,6 +125,11 @@ class CallSpec:
     @property
     def tensors(self) -> list[TensorGeometry]:
         return list(instances([self.args, self.kwargs], TensorGeometry))
+
+    def without_numbers(self) -> str:
+        """Return what the call has in common with those that differ in their numbers only."""
+        values = [*self.args, *self.kwargs, *self.kwargs.values(), self.grad_mode, self.inference_mode]
+        return repr([type(v) if isinstance(v, int | float) and not isinstance(v, bool) else v for v in values])
 
     def make(self, shift: int = 0) -> SyntheticCall:
         """Return a call with the same geometry.
@@ -318,6 +327,9 @@ class Learner:
         spec = CallSpec.of(args, kwargs)
         if not any(t.device.type in DEVICE_TYPES for t in spec.tensors) or (key := repr(spec)) in plans.noted:
             return
+        if plans.noted_by_geometry[geometry := spec.without_numbers()] >= _MAX_PLANS_OF_GEOMETRY:
+            return
+        plans.noted_by_geometry[geometry] += 1
         plans.noted.add(key)
         with self._changed:
             self._queue.append((slot, plans, spec))
