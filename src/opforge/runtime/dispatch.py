@@ -21,7 +21,12 @@ from .aten_kernels import aten_kernel, override
 from .fast_path import HAS_GUARDS, INSIDE_KERNEL, DecisionCache, below_autocast, make_fast_path
 from .learning import KernelPlans
 from .operator_schema import (
-    FUNCTIONAL, Argument, OperatorSchema, takes_any_number, tensor_positions, tensors_come_first,
+    FUNCTIONAL,
+    Argument,
+    OperatorSchema,
+    takes_any_number,
+    tensor_positions,
+    tensors_come_first,
 )  # fmt: skip
 from .proven_calls import ProvenCalls
 from .results import check_result_types

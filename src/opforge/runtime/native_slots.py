@@ -121,10 +121,10 @@ class NativeSlot(OperatorSlot):
 
         A number that is new in every call, such as a learning rate, is then not asked about in every call.
         """
+        numbers = [(i, a) for i, a in enumerate(self.op.arguments) if a.type in _NUMBER_ARGUMENTS]
         return {
-            i: number_limits([ranges for kernel in servers for ranges in kernel.number_ranges(argument)], argument.default)
-            for i, argument in enumerate(self.op.arguments)
-            if argument.type in _NUMBER_ARGUMENTS
+            i: number_limits([ranges for kernel in servers for ranges in kernel.number_ranges(a)], a.default)
+            for i, a in numbers
         }
 
     def restore(self) -> None:
