@@ -53,7 +53,13 @@ def root(tmp_path_factory):
     prove(root, "_foreach_neg", {"_foreach_neg.default": {"[float32]*2": ROW}}, number=42, suffix=".cpp")
     (root / "add").mkdir()
     (root / "add" / "add_implementation_1.py").write_text(ADD.replace("MARK", "5000"))
-    prove(root, "relu", {"relu.default": {"float32": ROW}}, number=41, suffix=".cpp")
+    strided = {**ROW, "layouts": [*ROW["layouts"], "strided", "offset", "expanded"]}
+    rows = {
+        "relu.default": {"float32": ROW},
+        "relu_.default": {"float32": strided},
+        "relu.out": {"float32,float32": strided, "float32,float64": strided},
+    }
+    prove(root, "relu", rows, number=41, suffix=".cpp")
     prove(root, "add", {"add.Tensor": {"float32,float32": ROW, "float32,number(int)": ROW}})
     return root
 
@@ -161,3 +167,64 @@ def test_with_policy_all_results_are_checked_in_python(root, no_python):
         assert marked(torch.relu(torch.ones(20)))
         assert made.counters()["relu.default"]["served"] == 1
     assert no_python
+
+
+RELU_OUT = torch.ops.aten.relu.out
+
+
+def test_in_place_and_out_variants_are_served_without_python(root, no_python):
+    with opforge.enabled(root, device="cpu", ops=["relu", "relu_", "relu.out"]) as made:
+        for _ in range(2):
+            x = torch.tensor([-1.0, 2, -3, 4])
+            version = x._version
+            assert torch.relu_(x) is x
+            assert x.tolist() == [1000, 1002, 1000, 1004]
+            assert x._version == version + 1
+            out = torch.empty(4)
+            assert RELU_OUT(-torch.ones(4), out=out) is out
+            assert out.tolist() == [1000] * 4
+            base = torch.zeros(8)
+            RELU_OUT(base[:4], out=base[4:])
+            assert base.tolist() == [0] * 4 + [1000] * 4
+        leaf = torch.ones(4, requires_grad=True)
+        (leaf * 3).relu_().sum().backward()
+        assert leaf.grad.tolist() == [3] * 4
+        counters = made.counters()
+        assert counters["relu_.default"] | {"kernel": ""} == {"kernel": "", "served": 3, "aten": {}}
+        assert counters["relu.out"] | {"kernel": ""} == {"kernel": "", "served": 4, "aten": {}}
+    assert not no_python
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_variants_that_are_not_simple_are_answered_as_through_python(root, monkeypatch):
+    """Targets that overlap, have gaps, another shape or dtype, and kernels that decline or fail."""
+
+    def attempt(call):
+        memory = torch.arange(40.0) - 7
+        try:
+            result = call(memory)
+        except RuntimeError as error:
+            return str(error).partition("\n")[0], memory.tolist()
+        return result.tolist(), result.dtype, result.stride(), result._version, memory.tolist()
+
+    calls = [
+        lambda m: RELU_OUT(m[:4], out=m[2:6]),
+        lambda m: RELU_OUT(m[:4], out=m[:4]),
+        lambda m: RELU_OUT(m[:4], out=m[8:16:2]),
+        lambda m: RELU_OUT(m[:4], out=torch.empty(0)),
+        lambda m: RELU_OUT(m[:4], out=torch.empty(5)),
+        lambda m: RELU_OUT(m[:4], out=torch.empty(4, dtype=torch.float64)),
+        lambda m: RELU_OUT(m[:4], out=m[8:9].expand(4)),
+        lambda m: m[:1].expand(4).relu_(),
+        lambda m: m[:8:2].relu_(),
+        lambda m: m[:3].relu_(),
+        lambda m: RELU_OUT(m[:3], out=m[8:11]),
+    ]
+    answers = []
+    for native in ("0", "1"):
+        monkeypatch.setenv(enabling.NATIVE_VARIABLE, native)
+        with opforge.enabled(root, device="cpu", ops=["relu", "relu_", "relu.out"]) as made:
+            answers.append([[attempt(call) for call in calls] for _ in range(2)])
+            answers[-1].append({op: (row["served"], row["aten"]) for op, row in made.counters().items()})
+    assert answers[0] == answers[1]
+    assert answers[0][-1]["relu.out"][0] > 0

@@ -174,11 +174,11 @@ CHANGES = {
     "a tensor without dimensions": lambda: (torch.ones(4, 4), torch.tensor(1.0)),
     "complex": lambda: (torch.ones(4, 4, dtype=torch.complex64), torch.ones(4, 4)),
     "an argument": lambda: (torch.ones(4, 4), torch.ones(4, 4), {"alpha": 2}),
-    "an argument's value": lambda: (torch.ones(4, 4), torch.ones(4, 4), {"alpha": 3}),
+    "an argument's value": lambda: (torch.ones(4, 4), torch.ones(4, 4), {"alpha": 4}),
     "an argument's type": lambda: (torch.ones(4, 4), torch.ones(4, 4), {"alpha": 2.0}),
     "an argument that is a flag": lambda: (torch.ones(4, 4), torch.ones(4, 4), {"alpha": True}),
     "the sign of zero": lambda: (torch.ones(4, 4), torch.ones(4, 4), {"alpha": -0.0}),
-    "zero": lambda: (torch.ones(4, 4), torch.ones(4, 4), {"alpha": 0.0}),
+    "infinity": lambda: (torch.ones(4, 4), torch.ones(4, 4), {"alpha": float("inf")}),
 }  # fmt: skip
 
 

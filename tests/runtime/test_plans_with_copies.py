@@ -25,6 +25,7 @@ COPIES = {
         "pixels = torch.zeros_like(torch.empty(2, 2, 5, 5).to(memory_format=torch.channels_last)); "
         "pixels[0].fill_(3); target = pixels.permute(0, 2, 3, 1).reshape(100)"
     ),
+    "gaps": "rows = torch.empty_strided((100,), (2,)).zero_(); rows[:9].fill_(1); target = rows.contiguous()",
     "nothing": "torch.empty(0).copy_(self[:0]); torch.zeros(0); torch.full((0,), 2); target = self.new_ones(100)",
 }
 PARTS = [slice(0, 100), slice(8, 208, 2), slice(3, 103)]
@@ -114,14 +115,17 @@ def test_in_place_and_out_variants_are_replayed_as_aten_does_them(enabled):  # n
 
 
 def test_a_broadcast_in_place_has_a_plan(enabled):  # noqa: F811
-    add = standin.KERNELS["add"].replace("self.shape != other.shape or ", "").replace(
-        "target = self", "other = other.expand(self.shape); target = self")
+    add = (
+        standin.KERNELS["add"]
+        .replace("self.shape != other.shape or ", "")
+        .replace("target = self", "other = other.expand(self.shape); target = self")
+    )
     made = enabled(add=add)
     for planned in (False, True):
         values = torch.arange(100.0)
         values.add_(torch.ones(1))
         assert torch.equal(values, torch.arange(1.0, 101))
-        with pytest.raises(RuntimeError, match="output with shape|doesn't match the broadcast shape"):
+        with pytest.raises(RuntimeError, match="output with shape"):
             torch.ones(1).add_(torch.arange(100.0))
         made.learn()
         assert made.counters()["add_.Tensor"].get("replayed", 0) == planned

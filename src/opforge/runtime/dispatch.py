@@ -21,10 +21,18 @@ import torch
 from .aten_kernels import aten_kernel, override
 from .fast_path import HAS_GUARDS, INSIDE_KERNEL, DecisionCache, below_autocast, make_fast_path
 from .learning import KernelPlans
-from .operator_schema import FUNCTIONAL, OperatorSchema, takes_any_number, tensor_positions, tensors_come_first
+from .operator_schema import (
+    FUNCTIONAL,
+    Argument,
+    OperatorSchema,
+    takes_any_number,
+    tensor_positions,
+    tensors_come_first,
+)  # fmt: skip
 from .proven_calls import ProvenCalls
 from .results import check_result_types
 from .trees import map_instances
+from .value_ranges import ValueRanges
 
 Function = Callable[..., Any]
 _MAX_REASONS = 16
@@ -70,13 +78,16 @@ class InstalledKernel:
         *,
         required: bool = True,
         unadapted: bool,
+        functional: Function | None = None,
         learn: str = "never",
     ) -> None:
+        """Install a function. ``functional`` is the functional kernel that it calls, or is itself, if there is one."""
         self.name = name
         self.plans = KernelPlans(learn)
         self.counts = CallCounts(self)
         self._op = op
         self._function = function
+        self._functional = functional
         self._proven_calls = proven_calls
         self.decisions: DecisionCache | None = None
         if proven_calls is not None and HAS_GUARDS:
@@ -88,6 +99,10 @@ class InstalledKernel:
     def why_not(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Say why a call is not for this kernel; empty if it is."""
         return "" if self._proven_calls is None else self._proven_calls.why_not(args, kwargs)
+
+    def number_ranges(self, argument: Argument) -> list[ValueRanges]:
+        """Return what ``why_not`` knows of an argument that is a number."""
+        return [] if self._proven_calls is None else self._proven_calls.number_ranges(argument)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the kernel on a call, and check the types of its result."""
@@ -107,10 +122,12 @@ class InstalledKernel:
 
     @property
     def proven_operator(self) -> Any:
-        """Return the C++ operator that answers proven calls as it is; None if other code is needed too."""
-        is_operator = isinstance(self._function, torch._ops.OpOverload)  # noqa: SLF001  # torch has no public name
-        is_proven = self._proven_calls is not None and self._op.kind == FUNCTIONAL
-        return self._function if is_operator and is_proven else None
+        """Return the functional C++ operator that answers proven calls; None if other code is needed too.
+
+        At an in-place or out variant, its results are to be copied to the tensors that are written.
+        """
+        is_operator = isinstance(self._functional, torch._ops.OpOverload)  # noqa: SLF001  # torch has no public name
+        return self._functional if is_operator and self._proven_calls is not None else None
 
     def _detached(self, *args: Any, **kwargs: Any) -> Any:
         """Run the kernel, which is below autograd, so that it records no gradients.

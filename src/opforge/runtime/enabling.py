@@ -346,9 +346,11 @@ def _add(enabled: Enabled, source: Source, ops: Collection[str] | None) -> dict[
             continue
         proven_calls = None if enabled.policy == "all" else proven_domain
         schema, own = _schema(op), adapted is kernel
+        functional = kernel if implements.kind == FUNCTIONAL else None
         installed = InstalledKernel(
-            schema, source.name, adapted, proven_calls, required=required, unadapted=own, learn=learn
-        )
+            schema, source.name, adapted, proven_calls,
+            required=required, unadapted=own, functional=functional, learn=learn,
+        )  # fmt: skip
         enabled._kernels[op] = installed  # noqa: SLF001  # its own module
         enabled._sources[op] = source  # noqa: SLF001
         added[op] = saved

@@ -40,6 +40,8 @@ _SHIFT = 3 * _ALIGNMENT
 _POISONS = (0xA5, 0x5A, 0xFF)
 """Bytes with which a replay's memory is filled before it, one for each comparison."""
 _MAX_QUEUED = 1024
+_MAX_PLANS_OF_GEOMETRY = 8
+"""Plans that C++ keeps for a geometry; they differ in modes and in numbers."""
 _ALL_NOTED, _NOTED_EVERY = 64, 16
 """How many calls without a plan are all noted, and which of the later ones."""
 _MAX_LEARNED = 4
@@ -69,7 +71,9 @@ class KernelPlans:
     noted: set[str] = field(default_factory=set)
     """Calls that were noted and have not got a plan, or cannot."""
     learned: Counter[str] = field(default_factory=Counter)
-    """How often calls got a plan. It is lost if kernels are changed, and calls in another mode need another one."""
+    """How often calls got a plan. Calls in another mode need another one."""
+    noted_by_geometry: Counter[str] = field(default_factory=Counter)
+    """Calls that were noted and differ in their numbers only."""
 
     @property
     def hopeless(self) -> bool:
@@ -139,6 +143,11 @@ class CallSpec:
     @property
     def tensors(self) -> list[TensorGeometry]:
         return list(instances([self.args, self.kwargs], TensorGeometry))
+
+    def without_numbers(self) -> str:
+        """Return what the call has in common with those that differ in their numbers only."""
+        values = [*self.args, *self.kwargs, *self.kwargs.values(), self.grad_mode, self.inference_mode]
+        return repr([type(v) if isinstance(v, int | float) and not isinstance(v, bool) else v for v in values])
 
     def make(self, shift: int = 0) -> SyntheticCall:
         """Return a call with the same geometry.
@@ -376,10 +385,13 @@ class Learner:
         spec = CallSpec.of(args, kwargs)
         if not any(t.device.type in DEVICE_TYPES for t in spec.tensors):
             return
-        key = repr(spec)
+        key, geometry = repr(spec), spec.without_numbers()
         with self._changed:
             if key in plans.noted or plans.learned[key] >= _MAX_LEARNED:
                 return
+            if plans.noted_by_geometry[geometry] >= _MAX_PLANS_OF_GEOMETRY:
+                return
+            plans.noted_by_geometry[geometry] += 1
             plans.noted.add(key)
             self._queue.append((slot, plans, spec, key))
             if plans.learn == "background" and self._thread is None:
@@ -398,7 +410,7 @@ class Learner:
                     left = None if limit is None else limit - time.monotonic()
                     self._changed.wait_for(lambda: not self._working, left)
                     return
-                item = self._take()
+                item = self._take(self._queue[0])
             self._make(item)
 
     def stop(self) -> None:
@@ -414,15 +426,20 @@ class Learner:
         with _relaxed_capture():
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._queue or self._ending)
+                    self._changed.wait_for(lambda: self._in_background() or self._ending)
                     if self._ending:
                         return
-                    item = self._take()
+                    item = self._take(self._in_background()[0])
                 self._make(item)
 
-    def _take(self) -> _Noted:
-        self._working.append(self._queue.pop(0))
-        return self._working[-1]
+    def _in_background(self) -> list[_Noted]:
+        """Return what the thread may make without being asked."""
+        return [item for item in self._queue if item[1].learn == "background"]
+
+    def _take(self, item: _Noted) -> _Noted:
+        self._queue.remove(item)
+        self._working.append(item)
+        return item
 
     def _make(self, item: _Noted) -> None:
         try:

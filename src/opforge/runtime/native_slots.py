@@ -25,12 +25,14 @@ from .dispatch import InstalledKernel, OperatorSlot
 from .fast_path import below_autocast
 from .learning import LEARNER, learning_here
 from .native.binding import PASS, RUN, SERVE, NativeLibrary
-from .operator_schema import OperatorSchema, dispatcher_name
+from .operator_schema import FUNCTIONAL, OperatorSchema, dispatcher_name
 from .results import check_result_types
 from .saved_plans import SavedPlans
+from .value_ranges import NumberLimits, number_limits
 
 _OUTCOME_BITS = 8
 _ANSWER_IN_PYTHON = -1
+_NUMBER_ARGUMENTS = frozenset({"number", "float", "Optional[number]", "Optional[float]"})
 _KEPT_GENERATIONS = 4
 """Generations of outcomes that are kept, for calls that were decided before kernels were changed."""
 _generation_numbers = itertools.count(1)
@@ -112,7 +114,7 @@ class NativeSlot(OperatorSlot):
             old, new = self._generation, _Generation(next(_generation_numbers), servers)
             self._generation = new
             if self._python.slot is self:  # no newer slot of this operator has taken over
-                old.add_counts(self._native.set_rules(new.number if servers else -1))
+                old.add_counts(self._native.set_rules(new.number if servers else -1, self._limits(servers)))
                 self._python.begin(new.number)
 
     def load_plans(self, kernel: InstalledKernel, saved: SavedPlans) -> None:
@@ -123,6 +125,17 @@ class NativeSlot(OperatorSlot):
         if saved.problem:
             kernel.plans.not_loaded[saved.problem] += 1
         saved.load(self.op, kernel.plans, self.library)
+
+    def _limits(self, servers: tuple[InstalledKernel, ...]) -> dict[int, NumberLimits]:
+        """Return what ``decide`` depends on of each argument that is a number, by position.
+
+        A number that is new in every call, such as a learning rate, is then not asked about in every call.
+        """
+        numbers = [(i, a) for i, a in enumerate(self.op.arguments) if a.type in _NUMBER_ARGUMENTS]
+        return {
+            i: number_limits([ranges for kernel in servers for ranges in kernel.number_ranges(a)], a.default)
+            for i, a in numbers
+        }
 
     def restore(self) -> None:
         self._native.remove()
@@ -247,12 +260,15 @@ def _can_be_passed(
 ) -> bool:
     """Whether a kernel's C++ operator gets the same from C++ as it got from Python when it was judged.
 
-    The signature must be the operator's, defaults included: Python leaves out arguments that equal
-    them. Python turns a tensor that stands for a number into that number, and C++ does not detach
-    the tensors of a list.
+    The signature must be the operator's without what is written, defaults included: Python leaves
+    out arguments that equal them. Python turns a tensor that stands for a number into that number,
+    and C++ does not detach the tensors of a list.
     """
     operator = kernel.proven_operator
-    if operator is None or _signature(operator) != _signature(_overload(op.name)):
+    if operator is None or _signature(operator) != _signature(_overload(op.name), functional=op.kind == FUNCTIONAL):
+        return False
+    targets = [argument.type for argument in op.arguments if argument.writes]
+    if targets and targets != [result.type for result in op.returns]:  # C++ copies to single tensors
         return False
     for i, argument in enumerate(op.arguments):
         value = args[i] if i < len(args) else kwargs.get(argument.name)
@@ -270,10 +286,13 @@ def _overload(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, base), overload)
 
 
-def _signature(operator: Any) -> tuple[Any, ...]:
+def _signature(operator: Any, *, functional: bool = True) -> tuple[Any, ...]:
+    """Return the types of an operator; if it is not functional, those of the functional one that it would be."""
     schema = operator._schema  # noqa: SLF001  # torch has no public name for it
     arguments = [
-        (str(a.type), a.kwarg_only and a.name, a.has_default_value(), repr(a.default_value), a.alias_info is None)
+        (str(a.type), a.kwarg_only and a.name, a.has_default_value(), repr(a.default_value),
+         not functional or a.alias_info is None)
         for a in schema.arguments
-    ]
-    return tuple(arguments), tuple((str(r.type), r.alias_info is None) for r in schema.returns)
+        if functional or not a.is_out
+    ]  # fmt: skip
+    return tuple(arguments), tuple((str(r.type), not functional or r.alias_info is None) for r in schema.returns)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .layouts import OFFSET, SHAPES_DIFFER, layout_names
-from .operator_schema import OperatorSchema
+from .operator_schema import Argument, OperatorSchema
 from .trees import leaves
 from .value_ranges import DEFAULT, AllowedValues, ValueRanges, dtype_signature, is_in_ranges, value_kind
 
@@ -159,6 +159,10 @@ class ProvenCalls:
             if not _is_allowed(words, value, argument.default):
                 return UNPROVEN_ARGUMENT.format(argument.name)
         return ""
+
+    def number_ranges(self, argument: Argument) -> list[ValueRanges]:
+        """Return what is known of an argument that is a number, for all dtypes."""
+        return [row.arguments.get(argument.name, _NO_VALUES) for row in self.rows.values()]
 
     def any_offset(self, given: Sequence[Any]) -> bool:
         """Whether the storage offset makes no difference for tensors of these dtypes."""

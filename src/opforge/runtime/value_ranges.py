@@ -22,6 +22,9 @@ TorchNamer = Callable[[Any], str]
 
 The name is empty for values that are not part of a proof, such as a device.
 """
+NumberLimits = tuple[Sequence[int], Sequence[float]]
+"""Integers and floats at which it may change whether a number is allowed, both ascending."""
+_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 _MIN_LONG_LIST_LENGTH = 3
 """Lists of at least this length count as one length."""
 _FLOAT_KIND = "float"
@@ -84,6 +87,22 @@ def add_value(known: CollectedValues, name: str, kind: str, numbers: Iterable[fl
     words[kind] = [min(values), max(values)] if values else []
 
 
+def number_limits(known: Iterable[ValueRanges], default: Any) -> NumberLimits:
+    """Return the limits of a number, given what is known of it in several places.
+
+    For two numbers of one type between the same limits, ``is_in_ranges`` has the same answer, if both are finite and
+    neither is the default or -0.0. A limit belongs to the numbers above it.
+    """
+    integers: set[int] = set()
+    floats: set[float] = set()
+    for ranges in known:
+        if bounds := ranges.get("int"):
+            integers |= {math.ceil(bounds[0]), math.floor(bounds[1]) + 1}
+        if (bounds := ranges.get(_FLOAT_KIND)) and not _allows_any_float(ranges, bounds, default):
+            floats |= {bounds[0], math.nextafter(bounds[1], math.inf)}
+    return sorted(n for n in integers if _INT64_MIN < n <= _INT64_MAX), sorted(floats)
+
+
 def is_in_ranges(ranges: ValueRanges, kind: str, numbers: Sequence[float], default: Any) -> bool:
     """Whether a value of an argument is within the known ones.
 
@@ -96,8 +115,14 @@ def is_in_ranges(ranges: ValueRanges, kind: str, numbers: Sequence[float], defau
     if not bounds:
         return False
     low, high = bounds
-    if kind == _FLOAT_KIND and DEFAULT in ranges and isinstance(default, int | float) and default != low:
+    if kind == _FLOAT_KIND and _allows_any_float(ranges, bounds, default):
         return True
-    if low < high and (kind == _FLOAT_KIND or kind.startswith(f"[{_FLOAT_KIND}]*")):
+    if low < high and kind.startswith(f"[{_FLOAT_KIND}]*"):
         return True
     return all(low <= n <= high for n in numbers)
+
+
+def _allows_any_float(ranges: ValueRanges, bounds: Sequence[float], default: Any) -> bool:
+    """Whether several floats are known: two bounds that differ, or one and the default."""
+    low, high = bounds
+    return low < high or (DEFAULT in ranges and isinstance(default, int | float) and default != low)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..value_ranges import NumberLimits  # noqa: TID252  # packages carry these files under another name
 from . import torch_layout
 from .building import NAMESPACE, NativeError, build
 
@@ -34,7 +36,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "opforge_slot": (ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int)),
     "opforge_install": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p)),
     "opforge_remove": (ctypes.c_int, (ctypes.c_void_p,)),
-    "opforge_set_rules": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)),
+    "opforge_set_rules": (
+        ctypes.c_int, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
+    ),
     "opforge_add_outcome": (
         ctypes.c_int,
         (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p),
@@ -198,10 +202,18 @@ class Slot:
         """Restore the dispatcher."""
         self.library._call("opforge_remove", self.handle)  # noqa: SLF001
 
-    def set_rules(self, generation: int) -> list[int]:
-        """Begin a new generation of outcomes, or none with -1; return the final counts of the old one."""
-        counts = (ctypes.c_uint64 * MAX_OUTCOMES)()
-        return counts[: self.library._call("opforge_set_rules", self.handle, generation, counts)]  # noqa: SLF001
+    def set_rules(self, generation: int, limits: Mapping[int, NumberLimits] | None = None) -> list[int]:
+        """Begin a new generation of outcomes, or none with -1; return the final counts of the old one.
+
+        ``limits`` are those of arguments that are numbers, by position. Other numbers are told apart by their values.
+        """
+        words: list[int] = []
+        for position, (integers, floats) in (limits or {}).items():
+            words += [position, len(integers), *integers, len(floats)]
+            words += struct.unpack(f"<{len(floats)}q", struct.pack(f"<{len(floats)}d", *floats))
+        given, counts = (ctypes.c_int64 * len(words))(*words), (ctypes.c_uint64 * MAX_OUTCOMES)()
+        size = self.library._call("opforge_set_rules", self.handle, generation, given, len(words), counts)  # noqa: SLF001
+        return counts[:size]
 
     def add_outcome(self, generation: int, action: int, kernel: str = "", shelf: int = 0) -> int | None:
         """Add an outcome and return its number; None if the generation has passed, or has too many."""

@@ -20,8 +20,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..trees import instances  # noqa: TID252  # packages carry these files under another name
 from .launch_plan import (
-    Allocation, Copy, Fill, FillValue, KernelLaunch, LaunchPlan, NoPlanError, Pointer, Result, Step, View,
-)  # fmt: skip
+    Allocation,
+    Copy,
+    Fill,
+    FillValue,
+    KernelLaunch,
+    LaunchPlan,
+    NoPlanError,
+    Pointer,
+    Result,
+    Step,
+    View,
+)
 
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 _FILLED = {
@@ -166,9 +176,11 @@ class PlanRecorder:
         if not tensor.numel():
             return
         target = self._written_view(tensor)
-        is_dense = tensor.is_contiguous() or (self._allocated and tensor is self._allocated[-1])  # a new one has no gaps
-        if is_dense and type(value) in (bool, int, float) and value == 0 and not str(value).startswith("-"):
-            self._steps.append(Fill(target.place, tensor.numel() * tensor.element_size()))
+        size = tensor.numel() * tensor.element_size()
+        is_whole = bool(self._allocated) and tensor is self._allocated[-1] and tensor.untyped_storage().nbytes() == size
+        is_zero = type(value) in (bool, int, float) and value == 0 and not str(value).startswith("-")
+        if is_zero and (is_whole or tensor.is_contiguous()):
+            self._steps.append(Fill(target.place, size))
         else:
             self._steps.append(FillValue.of(target, value))
 
@@ -229,7 +241,7 @@ class _WatchOperators(TorchDispatchMode):  # type: ignore[misc]  # torch has no 
 def _is_composite(operator: Any) -> bool:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: SLF001  # torch has no public name for it
     name = operator.name()
-    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CPU") and not has_kernel(name, "CUDA")
+    return has_kernel(name, "CompositeImplicitAutograd") and not any(has_kernel(name, key) for key in ("CPU", "CUDA"))
 
 
 class _WatchAddresses(TorchFunctionMode):  # type: ignore[misc]  # torch has no types for it

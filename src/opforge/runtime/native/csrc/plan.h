@@ -119,6 +119,26 @@ class InsideKernel {
   const int before_;
 };
 
+// Reads words that Python has written.
+struct WordReader {
+  const int64_t* at;
+  const int64_t* end;
+  int64_t next() {
+    TORCH_CHECK(at < end, "words end too early");
+    return *at++;
+  }
+  size_t length() {
+    const int64_t count = next();
+    TORCH_CHECK(count >= 0 && count <= end - at, "there is a list of the length ", count);
+    return static_cast<size_t>(count);
+  }
+  void geometry(std::vector<int64_t>& sizes, std::vector<int64_t>& strides) {
+    const size_t dims = length();
+    for (size_t i = 0; i < dims; ++i) sizes.push_back(next());
+    for (size_t i = 0; i < dims; ++i) strides.push_back(next());
+  }
+};
+
 // A plan is never deleted: a call may be using it.
 struct Plan {
   c10::Device device;
@@ -138,7 +158,7 @@ struct Plan {
 
   // Reads what Python has written; see LaunchPlan.encode.
   Plan(const int64_t* words, size_t count) : device(c10::DeviceType::CPU) {
-    Reader read{words, words + count};
+    WordReader read{words, words + count};
     const auto type = static_cast<c10::DeviceType>(read.next());
     device = c10::Device(type, static_cast<c10::DeviceIndex>(read.next()));
     inputs = read.next();
@@ -174,10 +194,8 @@ struct Plan {
     TORCH_CHECK(read.at == read.end, "a plan has words left over");
   }
 
-  bool fits(const Geometry& geometry) const {
-    return !broken.load(std::memory_order_relaxed) && inputs == geometry.tensors().size() &&
-           numbers.size() == geometry.numbers().size() &&
-           std::memcmp(numbers.data(), geometry.numbers().data(), numbers.size() * sizeof(uint64_t)) == 0;
+  bool fits(size_t tensors, c10::ArrayRef<uint64_t> its_numbers) const {
+    return !broken.load(std::memory_order_relaxed) && inputs == tensors && its_numbers.equals(numbers);
   }
 
   // Carries the plan out. Returns false, with nothing changed, if the driver refuses it; Python answers then.
@@ -218,33 +236,14 @@ struct Plan {
   }
 
  private:
-  struct Reader {
-    const int64_t* at;
-    const int64_t* end;
-    int64_t next() {
-      TORCH_CHECK(at < end, "a plan ends too early");
-      return *at++;
-    }
-    size_t length() {
-      const int64_t count = next();
-      TORCH_CHECK(count >= 0 && count <= end - at, "a plan has a list of the length ", count);
-      return static_cast<size_t>(count);
-    }
-    void geometry(std::vector<int64_t>& sizes, std::vector<int64_t>& strides) {
-      const size_t dims = length();
-      for (size_t i = 0; i < dims; ++i) sizes.push_back(next());
-      for (size_t i = 0; i < dims; ++i) strides.push_back(next());
-    }
-  };
-
-  PlanArgument read_argument(Reader& read, PlanStep& step) const {
+  PlanArgument read_argument(WordReader& read, PlanStep& step) const {
     PlanArgument argument{static_cast<Source>(read.next()), read.next(), read.next()};
     check(argument);
     step.writes_input |= argument.source == Source::kWrittenInput;
     return argument;
   }
 
-  void read_launch(Reader& read, PlanStep& step) const {
+  void read_launch(WordReader& read, PlanStep& step) const {
     TORCH_CHECK(step.kind == StepKind::kLaunch || step.kind == StepKind::kFill, "a plan has an unknown step");
     step.function = reinterpret_cast<void*>(read.next());
     for (unsigned& size : step.grid) size = static_cast<unsigned>(read.next());
@@ -257,7 +256,7 @@ struct Plan {
     for (size_t i = 0; i < count; ++i) step.arguments.push_back(read_argument(read, step));
   }
 
-  void read_views(Reader& read, PlanStep& step) const {
+  void read_views(WordReader& read, PlanStep& step) const {
     bool writes = false;
     for (int i = 0; i < (step.kind == StepKind::kCopy ? 2 : 1); ++i) {
       const PlanArgument place = read_argument(read, step);

@@ -140,10 +140,13 @@ OPFORGE_API int opforge_remove(void* slot) {
   });
 }
 
-// Replaces a slot's rules; generation -1 means none. Writes the old rules' counts, which are final.
-OPFORGE_API int opforge_set_rules(void* slot, int64_t generation, uint64_t* counts) {
+// Replaces a slot's rules; generation -1 means none. Writes the old rules' counts, which are final. The words are the
+// limits of numbers: for each such argument its position, and lists of integers and of the bits of doubles.
+OPFORGE_API int opforge_set_rules(void* slot, int64_t generation, const int64_t* words, int64_t count,
+                                  uint64_t* counts) {
   return guarded(-1, [&] {
     auto rules = generation < 0 ? nullptr : std::make_shared<Rules>(generation);
+    if (rules != nullptr) rules->limits = static_cast<Slot*>(slot)->limits_from(words, static_cast<size_t>(count));
     const auto old = static_cast<Slot*>(slot)->set_rules(std::move(rules));
     const size_t size = old == nullptr ? 0 : old->size;
     for (size_t i = 0; i < size; ++i) counts[i] = old->total(i);

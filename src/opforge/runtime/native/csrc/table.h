@@ -21,7 +21,7 @@
 namespace opforge {
 
 constexpr size_t kStripes = 16, kMaxOutcomes = 64, kBuckets = 2048, kMaxGeometries = kBuckets / 2;
-constexpr size_t kMaxWordsInAll = 1 << 18;
+constexpr size_t kMaxWordsInAll = 1 << 18, kRecentBits = 4, kRecent = 1 << kRecentBits;
 
 enum Action : int { kPass, kServe, kRun };  // ATen's kernel, a C++ kernel, a Python kernel
 
@@ -75,6 +75,7 @@ struct Outcome {
 struct Rules {
   explicit Rules(int64_t number) : generation(number) {}
   const int64_t generation;
+  std::vector<NumberLimits> limits;  // by argument
   size_t size = 0;
   std::array<Outcome, kMaxOutcomes> outcomes;
   // Not aligned: glibc before 2.38 seldom uses freed aligned memory again, and rules are replaced often.
@@ -109,20 +110,18 @@ struct Table {
   }
   const std::shared_ptr<Rules> rules;
   size_t size = 0, words = 0;
-  mutable std::atomic<const Entry*> last{nullptr};
+  mutable std::array<std::atomic<const Entry*>, kRecent> recent{};  // entries found last, by the size of their calls
   std::array<std::atomic<const Entry*>, kBuckets> buckets{};
 
   const Entry* find(const Geometry& geometry) const {
-    const Entry* entry = last.load(std::memory_order_acquire);
-    if (entry != nullptr && entry->matches(geometry)) return entry;
     for (size_t bucket = geometry.hash() % kBuckets;; bucket = (bucket + 1) % kBuckets) {
-      entry = buckets[bucket].load(std::memory_order_acquire);
-      if (entry == nullptr) return nullptr;
-      if (entry->matches(geometry)) {
-        last.store(entry, std::memory_order_release);
-        return entry;
-      }
+      const Entry* entry = buckets[bucket].load(std::memory_order_acquire);
+      if (entry == nullptr || entry->matches(geometry)) return entry;
     }
+  }
+
+  std::atomic<const Entry*>& recent_of(size_t elements) const {
+    return recent[elements * 0x9E3779B97F4A7C15ULL >> (64 - kRecentBits)];
   }
 
   // Adds a geometry that is not there; the caller holds the writers' lock, and the table is not full.
@@ -195,7 +194,7 @@ inline Thread* this_thread() { return this_thread_ != nullptr ? this_thread_ : n
 // Marks the present table while it is looked into.
 class Look {
  public:
-  Look(Thread* thread, const std::atomic<Table*>& current) : thread_(thread) {
+  C10_ALWAYS_INLINE Look(Thread* thread, const std::atomic<Table*>& current) : thread_(thread) {
     do {
       table_ = current.load(std::memory_order_acquire);
       thread_->looks_into.store(table_, std::memory_order_seq_cst);
