@@ -193,3 +193,20 @@ def test_inside_a_replay_copies_and_fills_are_atens_own(enabled):  # noqa: F811
         assert made.counters()["neg.default"].get("replayed", 0) == planned
     assert made.counters()["fill_.Scalar"]["served"] == 1
     assert float(torch.zeros(2).fill_(3.0)[0]) == 1000
+
+
+def test_calls_with_more_tensors_than_are_compared_have_no_plan(enabled):  # noqa: F811
+    """A geometry does not say of the seventeenth tensor whether it shares memory with the eighteenth."""
+    cat = NEG.replace("def neg_kernel_impl(self):", "def cat_kernel_impl(tensors, dim=0):") + (
+        "    target = torch.zeros(8 * len(tensors)); launch(tensors[-2], target[:8], 1.0)\n"
+        "    launch(tensors[-1], target[8:16], 1.0); return target\n"
+    )
+    made = enabled(cat=cat)
+    tensors = [torch.full((8,), float(i)) for i in range(18)]
+    for count, plans in ((16, 1), (18, 2)):  # the second one is for sixteen tensors that are apart
+        torch.cat([*tensors[: count - 2], tensors[0], tensors[0]])
+        assert made.learn()["cat.default"]["plans"] == plans
+        result = torch.cat(tensors[:count])  # the last two are apart
+        assert result[:16].tolist() == [count - 2] * 8 + [count - 1] * 8
+    assert "more than 16 tensors" in " ".join(made.learn()["cat.default"]["refused"])
+    assert made.counters()["cat.default"].get("replayed", 0) == 0

@@ -48,6 +48,8 @@ _ABOUT_METADATA = frozenset({
     "layout", "device",
 })  # fmt: skip
 """Operators that read no memory. Views are recognised by their results."""
+_MAX_INPUTS = 16
+"""Tensors of a call of which a geometry says whether they share memory; kMaxCompared in geometry.h."""
 _ADAPTERS = __name__.removesuffix("native.recording") + "adapters"
 _READS_ADDRESSES = frozenset({"data_ptr", "untyped_storage", "storage", "__dlpack__", "numpy"})
 _ORDINARY_FLOATS = {"fp32": "<f", "fp64": "<d", "fp16": "<e"}
@@ -70,6 +72,10 @@ class PlanRecorder:
 
     def __init__(self, inputs: Sequence[torch.Tensor | None], written: Sequence[bool], device: torch.device) -> None:
         """Record a run on tensors. ``inputs`` has None for a tensor that Python sees as a number."""
+        if len(inputs) > _MAX_INPUTS:
+            raise NoPlanError(
+                f"it takes more than {_MAX_INPUTS} tensors, and only these are compared for shared memory"
+            )
         self._inputs, self._written, self._device = inputs, written, device
         self._allocated: list[torch.Tensor] = []
         self._steps: list[Step] = []

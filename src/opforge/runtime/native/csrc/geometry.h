@@ -24,7 +24,7 @@ enum TensorFlag : uint64_t {
   kInference = 128
 };
 
-// What decisions depend on of a number that is an argument: whether it is the default, and between which limits it lies.
+// What decisions depend on if an argument is a number: whether it is the default, and between which limits it lies.
 struct NumberLimits {
   bool apply = false;  // otherwise decisions may depend on anything
   Tag default_tag = kNone;
@@ -111,8 +111,8 @@ class Description {
   // Before a call is described: ``limits`` are those of its numbers.
   void set_limits(const std::vector<NumberLimits>& limits) { limits_ = &limits; }
 
-  // Returns false for a call that words cannot describe: subclasses, sparse tensors, symbolic sizes, generators. Also if
-  // the words are not the expected ones.
+  // Returns false for a call that words cannot describe: subclasses, sparse tensors, symbolic sizes, generators; and
+  // if the words are not the expected ones.
   bool describe(const c10::IValue* arguments, size_t count) {
     for (argument_ = 0; argument_ < count; ++argument_) {
       if (!add(arguments[argument_])) return false;

@@ -172,7 +172,9 @@ class Slot {
       case Known::kOff:
         return call_original<Return, Args...>(keys, std::forward<Args>(args)...);
       case Known::kYes:
-        if (decision.outcome.action == kPass) return call_original<Return, Args...>(keys, std::forward<Args>(args)...);
+        if (decision.outcome.action == kPass) {
+          return call_original<Return, Args...>(keys, std::forward<Args>(args)...);
+        }
         return act_typed<Return, Args...>(decision, thread, geometry.tensors(), keys, std::forward<Args>(args)...);
       default:
         return boxed_.call<Return, Args...>(op_, keys, std::forward<Args>(args)...);
@@ -233,7 +235,8 @@ class Slot {
 
   // Reads the decision for a call, and counts the call. Python counts the calls that it answers.
   template <class Description>
-  C10_ALWAYS_INLINE static void decide(Rules& rules, const Entry& entry, Thread* thread, const Description& call, Decision& decision) {
+  C10_ALWAYS_INLINE static void decide(Rules& rules, const Entry& entry, Thread* thread, const Description& call,
+                                       Decision& decision) {
     decision.outcome = rules.outcomes[entry.outcome];
     if (decision.outcome.action == kRun) decision.outcome.plan = plan_for(entry, call.tensors().size(), call.numbers());
     decision.code = rules.generation << kOutcomeBits | entry.outcome;
