@@ -15,6 +15,7 @@ from opforge.runtime import learning
 from opforge.runtime.dispatch import INSTALL_LOCK, KernelWarning
 from opforge.runtime.native import recording
 from opforge.runtime.native.building import SOURCES
+from opforge.runtime.native_slots import NativeSlot
 from tests.runtime import standin
 from tests.runtime.random_calls import replayed
 from tests.runtime.test_launch_plans import enabled as enabled  # noqa: PLC0414
@@ -178,6 +179,22 @@ def test_threads_replay_while_kernels_come_and_go(enabled, kernels):
     assert not wrong
     assert made.counters()["add.Tensor"]["served"] == 8 * calls
     assert sum(each.counters()["neg.default"]["served"] for each in (made, *others)) == 8 * calls
+
+
+def test_a_call_that_asks_python_while_another_thread_learns_is_replayed_with_its_own_tensors(enabled, monkeypatch):
+    """To ask moves the arguments in memory. Unless they are looked up again, the process crashes."""
+    made = enabled("neg")
+    value, decide = torch.arange(100.0), NativeSlot.decide
+
+    def decide_while_another_learns(*given):
+        monkeypatch.setattr(NativeSlot, "decide", decide)
+        other = threading.Thread(target=lambda: (torch.neg(value), made.learn()))
+        other.start()
+        other.join()
+        return decide(*given)
+
+    monkeypatch.setattr(NativeSlot, "decide", decide_while_another_learns)
+    assert holds_in_fork(lambda: right(torch.neg(value), value) and replayed(made) == 1)
 
 
 def test_backward_threads_replay(enabled):
