@@ -310,3 +310,22 @@ def test_out_tensors_that_share_memory_by_another_name_are_answered_as_by_aten(e
     answers = [summed(offset) for offset in (100, 1, 0)]
     made.disable()
     assert answers == [summed(offset) for offset in (100, 1, 0)]
+
+
+def test_the_thread_leaves_what_is_made_on_request(kernels, gpu):
+    """Else it would launch at any time, such as while the user captures a CUDA graph."""
+    background = kernels({"neg": standin.KERNELS["neg"]}, folder="background")
+    request = kernels({"add": standin.KERNELS["add"]}, folder="request")
+    changed = learning.LEARNER._changed
+    with (
+        opforge.enabled(background, device="cpu", policy="all") as one,
+        opforge.enabled(request, device="cpu", policy="all", learn="request") as other,
+    ):
+        torch.neg(torch.arange(10.0))
+        one.learn()
+        torch.add(torch.arange(10.0), torch.ones(10))
+        torch.neg(torch.arange(11.0))
+        with changed:
+            assert changed.wait_for(lambda: len(learning.LEARNER._queue) == 1 and not learning.LEARNER._working, 60)
+        assert "replayed" not in other.counters()["add.Tensor"]
+        assert other.learn()["add.Tensor"]["plans"] == 1

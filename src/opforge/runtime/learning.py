@@ -392,14 +392,18 @@ class Learner:
         with _relaxed_capture():
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._queue or self._ending)
-                    if self._ending:
+                    self._changed.wait_for(lambda: self._first_in_background() is not None or self._ending)
+                    if self._ending or (first := self._first_in_background()) is None:
                         return
-                    item = self._take()
+                    item = self._take(first)
                 self._make(item)
 
-    def _take(self) -> _Noted:
-        self._working.append(self._queue.pop(0))
+    def _first_in_background(self) -> int | None:
+        """Return which call the thread may make a plan for; others are made on request."""
+        return next((i for i, (_, plans, *_) in enumerate(self._queue) if plans.learn == "background"), None)
+
+    def _take(self, position: int = 0) -> _Noted:
+        self._working.append(self._queue.pop(position))
         return self._working[-1]
 
     def _make(self, item: _Noted) -> None:
