@@ -15,6 +15,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -139,7 +140,7 @@ struct Plan {
   bool fits(const Geometry& geometry) const {
     return !broken.load(std::memory_order_relaxed) && inputs == geometry.tensors().size() &&
            numbers.size() == geometry.numbers().size() &&
-           std::memcmp(numbers.data(), geometry.numbers().data(), numbers.size() * sizeof(uint64_t)) == 0;
+           std::equal(numbers.begin(), numbers.end(), geometry.numbers().begin());
   }
 
   // Carries the plan out. Returns false, with nothing changed, if the driver refuses it; Python answers then.
