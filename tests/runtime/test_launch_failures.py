@@ -15,6 +15,7 @@ from opforge.runtime import learning
 from opforge.runtime.dispatch import INSTALL_LOCK, KernelWarning
 from opforge.runtime.native import recording
 from opforge.runtime.native.building import SOURCES
+from opforge.runtime.native_slots import NativeSlot
 from tests.runtime import standin
 from tests.runtime.random_calls import replayed
 from tests.runtime.test_launch_plans import enabled as enabled  # noqa: PLC0414
@@ -180,6 +181,22 @@ def test_threads_replay_while_kernels_come_and_go(enabled, kernels):
     assert sum(each.counters()["neg.default"]["served"] for each in (made, *others)) == 8 * calls
 
 
+def test_a_call_that_asks_python_while_another_thread_learns_is_replayed_with_its_own_tensors(enabled, monkeypatch):
+    """To ask moves the arguments in memory. Unless they are looked up again, the process crashes."""
+    made = enabled("neg")
+    value, decide = torch.arange(100.0), NativeSlot.decide
+
+    def decide_while_another_learns(*given):
+        monkeypatch.setattr(NativeSlot, "decide", decide)
+        other = threading.Thread(target=lambda: (torch.neg(value), made.learn()))
+        other.start()
+        other.join()
+        return decide(*given)
+
+    monkeypatch.setattr(NativeSlot, "decide", decide_while_another_learns)
+    assert holds_in_fork(lambda: right(torch.neg(value), value) and replayed(made) == 1)
+
+
 def test_backward_threads_replay(enabled):
     made = enabled("neg")
     weight = torch.arange(100.0)
@@ -293,3 +310,22 @@ def test_out_tensors_that_share_memory_by_another_name_are_answered_as_by_aten(e
     answers = [summed(offset) for offset in (100, 1, 0)]
     made.disable()
     assert answers == [summed(offset) for offset in (100, 1, 0)]
+
+
+def test_the_thread_leaves_what_is_made_on_request(kernels, gpu):
+    """Else it would launch at any time, such as while the user captures a CUDA graph."""
+    background = kernels({"neg": standin.KERNELS["neg"]}, folder="background")
+    request = kernels({"add": standin.KERNELS["add"]}, folder="request")
+    changed = learning.LEARNER._changed
+    with (
+        opforge.enabled(background, device="cpu", policy="all") as one,
+        opforge.enabled(request, device="cpu", policy="all", learn="request") as other,
+    ):
+        torch.neg(torch.arange(10.0))
+        one.learn()
+        torch.add(torch.arange(10.0), torch.ones(10))
+        torch.neg(torch.arange(11.0))
+        with changed:
+            assert changed.wait_for(lambda: len(learning.LEARNER._queue) == 1 and not learning.LEARNER._working, 60)
+        assert "replayed" not in other.counters()["add.Tensor"]
+        assert other.learn()["add.Tensor"]["plans"] == 1

@@ -258,22 +258,6 @@ def test_a_thread_makes_plans_in_the_background(kernels, gpu):
         assert made.counters()["neg.default"]["replayed"] == 1
 
 
-def test_the_thread_leaves_calls_that_are_learned_on_request(kernels, gpu):
-    source = standin.KERNELS["neg"].replace("neg_kernel_impl(self)", "abs_kernel_impl(self)")
-    root = kernels({"abs": source, "neg": standin.KERNELS["neg"]})
-    with (
-        opforge.enabled(root, device="cpu", policy="all", ops=["abs"], learn="request") as asked,
-        opforge.enabled(root, device="cpu", policy="all", ops=["neg"], learn="background") as made,
-    ):
-        torch.abs(torch.arange(100.0))  # noted before the other
-        torch.neg(torch.arange(100.0))
-        plans = {name: each._kernels[f"{name}.default"].plans for name, each in (("abs", asked), ("neg", made))}
-        with learning.LEARNER._changed:
-            assert learning.LEARNER._changed.wait_for(lambda: plans["neg"].handles, timeout=60)
-        assert not plans["abs"].handles
-        assert asked.learn()["abs.default"] == {"plans": 1, "refused": {}}
-
-
 def test_integers_in_tensors_stay_below_every_size_and_number():
     """They may be positions: one out of range would write anywhere."""
     grad, rows = torch.ones(50, 8), torch.zeros(50, dtype=torch.int64)

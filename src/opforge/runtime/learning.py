@@ -410,7 +410,7 @@ class Learner:
                     left = None if limit is None else limit - time.monotonic()
                     self._changed.wait_for(lambda: not self._working, left)
                     return
-                item = self._take(self._queue[0])
+                item = self._take()
             self._make(item)
 
     def stop(self) -> None:
@@ -426,20 +426,19 @@ class Learner:
         with _relaxed_capture():
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._in_background() or self._ending)
-                    if self._ending:
+                    self._changed.wait_for(lambda: self._first_in_background() is not None or self._ending)
+                    if self._ending or (first := self._first_in_background()) is None:
                         return
-                    item = self._take(self._in_background()[0])
+                    item = self._take(first)
                 self._make(item)
 
-    def _in_background(self) -> list[_Noted]:
-        """Return what the thread may make without being asked."""
-        return [item for item in self._queue if item[1].learn == "background"]
+    def _first_in_background(self) -> int | None:
+        """Return which call the thread may make a plan for; others are made on request."""
+        return next((i for i, (_, plans, *_) in enumerate(self._queue) if plans.learn == "background"), None)
 
-    def _take(self, item: _Noted) -> _Noted:
-        self._queue.remove(item)
-        self._working.append(item)
-        return item
+    def _take(self, position: int = 0) -> _Noted:
+        self._working.append(self._queue.pop(position))
+        return self._working[-1]
 
     def _make(self, item: _Noted) -> None:
         try:
