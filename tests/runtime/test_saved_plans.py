@@ -347,7 +347,10 @@ def test_operators_that_return_lists_have_no_plans(kernels, gpu):  # noqa: F811
             result = torch._foreach_neg([torch.ones(8), torch.ones(4)])
             assert [t.tolist() for t in result] == [[-1.0] * 8, [-1.0] * 4]
             report = made.learn()["_foreach_neg.default"]
-        assert report == {"plans": 0, "refused": {"its results are not one tensor for each that the operator returns": 1}}
+        assert report == {
+            "plans": 0,
+            "refused": {"its results are not one tensor for each that the operator returns": 1},
+        }
 
 
 def test_a_folder_that_cannot_be_written_is_named(saved, enabled):
