@@ -258,6 +258,16 @@ def test_a_thread_makes_plans_in_the_background(kernels, gpu):
         assert made.counters()["neg.default"]["replayed"] == 1
 
 
+def test_calls_of_one_geometry_are_learned_once(enabled):
+    """They begin elsewhere in memory, which a geometry does not say."""
+    made, memory = enabled("neg"), torch.arange(200.0)
+    expected = [torch.neg(memory[offset : offset + 100]) for offset in (1, 2, 3)]
+    assert made.learn()["neg.default"] == {"plans": 1, "refused": {}}
+    for offset, result in zip((1, 2, 3), expected, strict=True):
+        assert same_bits(torch.neg(memory[offset : offset + 100]), result)
+    assert made.counters()["neg.default"] | {"kernel": ""} == {"kernel": "", "served": 6, "aten": {}, "replayed": 3}
+
+
 def test_integers_in_tensors_stay_below_every_size_and_number():
     """They may be positions: one out of range would write anywhere."""
     grad, rows = torch.ones(50, 8), torch.zeros(50, dtype=torch.int64)

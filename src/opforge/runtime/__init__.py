@@ -4,5 +4,5 @@ ATen's own kernels answer the other calls. The package needs only torch and impo
 opforge: `opforge pack` copies these files unchanged.
 """
 
-RUNTIME_VERSION = 4
+RUNTIME_VERSION = 5
 """Version number. Packages with the same number share the runtime in a process."""

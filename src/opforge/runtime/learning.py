@@ -46,6 +46,8 @@ _ALL_NOTED, _NOTED_EVERY = 64, 16
 """How many calls without a plan are all noted, and which of the later ones."""
 _MAX_LEARNED = 4
 """How often a call gets a plan before it is no longer noted."""
+_NOTHING_TO_LEARN = "opforge: nothing to learn"
+"""What C++ raises if a call that is made to learn has a plan already, or is not for a kernel in Python."""
 _MAX_FAILURES = 4
 """Geometries without a plan after which a kernel that has none at all is not tried again."""
 _END_S = 10.0
@@ -64,7 +66,7 @@ class KernelPlans:
     refused: Counter[str] = field(default_factory=Counter)
     not_loaded: Counter[str] = field(default_factory=Counter)
     """Why saved plans are not used."""
-    shelf: int = 0
+    store: int = 0
     """The place in C++ where plans are found by geometry; 0 if there is none."""
     runs: int = 0
     """Calls that Python answered."""
@@ -478,7 +480,8 @@ def _learn_one(slot: SlotLike, plans: KernelPlans, spec: CallSpec, key: str) -> 
     except NoPlanError as error:
         plans.refused[str(error)] += 1
     except Exception as error:  # noqa: BLE001  # a plan is never worth an error
-        plans.refused[f"{type(error).__name__}: {error}"] += 1
+        if _NOTHING_TO_LEARN not in str(error):
+            plans.refused[f"{type(error).__name__}: {error}"] += 1
     finally:
         _this_thread.learning = None
         slot.library.set_learning(0)

@@ -121,7 +121,7 @@ class NativeSlot(OperatorSlot):
         """Prepare a kernel that is about to be installed for launch plans, and load those that were saved."""
         if kernel.plans.learn == "never":
             return
-        kernel.plans.shelf = self.library.new_shelf()
+        kernel.plans.store = self.library.new_plan_store()
         if saved.problem:
             kernel.plans.not_loaded[saved.problem] += 1
         saved.load(self.op, kernel.plans, self.library)
@@ -167,8 +167,8 @@ class NativeSlot(OperatorSlot):
             if number is None:
                 operator = outcome.kernel.proven_operator if outcome.kernel and outcome.action == SERVE else None
                 name = operator.name() if operator else ""
-                shelf = outcome.kernel.plans.shelf if outcome.kernel else 0
-                added = self._native.add_outcome(generation.number, outcome.action, name, shelf)
+                store = outcome.kernel.plans.store if outcome.kernel else 0
+                added = self._native.add_outcome(generation.number, outcome.action, name, store)
                 if added is None:  # kernels were changed meanwhile, or there are too many outcomes
                     return _ANSWER_IN_PYTHON
                 self._python.outcomes[generation.number << _OUTCOME_BITS | added] = outcome

@@ -46,7 +46,7 @@ class SavedPlans:
             try:
                 plan = _loaded(row, saved.functions, op, self.plans.origin, self.folder, library)
                 handle = library.make_plan(plan.encode())
-                library.shelve(into.shelf, handle, row.key)
+                library.store_plan(into.store, handle, row.key)
             except (NativeError, OSError, ValueError, TypeError, IndexError, RuntimeError) as error:
                 into.not_loaded[f"a saved plan cannot be loaded: {error}"] += 1
             else:

@@ -50,8 +50,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "opforge_load_driver": (ctypes.c_int, (ctypes.c_char_p,)),
     "opforge_make_plan": (ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int64)),
     "opforge_offer_plan": (None, (ctypes.c_void_p,)),
-    "opforge_new_shelf": (ctypes.c_void_p, ()),
-    "opforge_shelve": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
+    "opforge_new_plan_store": (ctypes.c_void_p, ()),
+    "opforge_store_plan": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
     "opforge_plan_key": (ctypes.c_int64, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
     "opforge_replays": (ctypes.c_uint64, (ctypes.c_void_p,)),
     "opforge_plan_is_broken": (ctypes.c_int, (ctypes.c_void_p,)),
@@ -119,13 +119,13 @@ class NativeLibrary:
         """Offer a plan for calls like the one that this thread is answering."""
         self._library.opforge_offer_plan(handle)
 
-    def new_shelf(self) -> int:
+    def new_plan_store(self) -> int:
         """Return a place for the plans of a kernel, which lives as long as the process."""
-        return int(self._library.opforge_new_shelf())
+        return int(self._library.opforge_new_plan_store())
 
-    def shelve(self, shelf: int, handle: int, key: Sequence[int]) -> None:
+    def store_plan(self, store: int, handle: int, key: Sequence[int]) -> None:
         """Add a plan for calls with a key, as ``plan_key`` returns it."""
-        self._call("opforge_shelve", shelf, handle, (ctypes.c_uint64 * len(key))(*key), len(key))
+        self._call("opforge_store_plan", store, handle, (ctypes.c_uint64 * len(key))(*key), len(key))
 
     def plan_key(self, handle: int) -> tuple[int, ...]:
         """Return the calls that a plan is for: modes, numbers and the words of the geometry; empty if for none."""
@@ -215,11 +215,11 @@ class Slot:
         size = self.library._call("opforge_set_rules", self.handle, generation, given, len(words), counts)  # noqa: SLF001
         return counts[:size]
 
-    def add_outcome(self, generation: int, action: int, kernel: str = "", shelf: int = 0) -> int | None:
+    def add_outcome(self, generation: int, action: int, kernel: str = "", store: int = 0) -> int | None:
         """Add an outcome and return its number; None if the generation has passed, or has too many."""
         name, _, overload = kernel.partition(".")
         add = self.library._library.opforge_add_outcome  # noqa: SLF001
-        number: int = add(self.handle, generation, action, name.encode(), overload.encode(), shelf)
+        number: int = add(self.handle, generation, action, name.encode(), overload.encode(), store)
         return number if number >= 0 else None
 
     def counts(self) -> list[int]:

@@ -132,7 +132,10 @@ class NativeRuntime:
             with contextlib.suppress(NotImplementedError):  # it cannot serve this form; calls say so
                 function = loaded.callable_for(op)
                 operator = loaded.operator if function is loaded.function else None
-                slot.kernels = (_JudgedKernel(slot.op, function, operator, self._device),)
+                kernel = _JudgedKernel(slot.op, function, operator, self._device)
+                if kernel.can_be_planned:
+                    kernel.plans.store = self._library.new_plan_store()
+                slot.kernels = (kernel,)
 
     def serves(self, op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Whether a call of an operator reaches the slot with its own tensors."""
@@ -203,6 +206,8 @@ class NativeRuntime:
         finally:
             plans.learn = "never"
             self._library.set_inside(1)
+        plans.noted.update(plans.learned)  # once
+        plans.learned.clear()
         if reasons := list(plans.refused - refused):
             kernel.why_not_planned = reasons[0]
             plans.refused = refused + Counter(reasons[:1])

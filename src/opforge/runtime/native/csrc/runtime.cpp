@@ -156,7 +156,7 @@ OPFORGE_API int opforge_set_rules(void* slot, int64_t generation, const int64_t*
 
 // Adds an outcome to a slot's rules of a generation. Returns its number, or -1 if there are others now, or too many.
 OPFORGE_API int opforge_add_outcome(void* slot, int64_t generation, int action, const char* kernel,
-                                    const char* overload, void* shelf) {
+                                    const char* overload, void* store) {
   return guarded(-1, [&] {
     const auto rules = static_cast<Slot*>(slot)->rules();
     const std::lock_guard<std::mutex> guard(writers_lock());
@@ -164,7 +164,7 @@ OPFORGE_API int opforge_add_outcome(void* slot, int64_t generation, int action, 
     TORCH_CHECK(action >= kPass && action <= kRun, "no such action: ", action);
     rules->outcomes[rules->size] = {static_cast<Action>(action),
                                     action == kServe ? operator_of(kernel, overload) : nullptr,
-                                    static_cast<Shelf*>(shelf)};
+                                    static_cast<PlanStore*>(store)};
     return static_cast<int>(rules->size++);
   });
 }
@@ -204,19 +204,19 @@ OPFORGE_API void* opforge_make_plan(const int64_t* words, int64_t count) {
 OPFORGE_API void opforge_offer_plan(void* plan) { this_thread()->offered = static_cast<Plan*>(plan); }
 
 // Makes a place for the plans of a kernel. It lives as long as the process.
-OPFORGE_API void* opforge_new_shelf() { return new Shelf; }
+OPFORGE_API void* opforge_new_plan_store() { return new PlanStore; }
 
-// Adds a plan to a shelf, for calls with this key: modes, the number of numbers, the numbers, words of the geometry.
-OPFORGE_API int opforge_shelve(void* shelf, void* plan, const uint64_t* key, int64_t count) {
+// Adds a plan to a store, for calls with this key: modes, the number of numbers, the numbers, words of the geometry.
+OPFORGE_API int opforge_store_plan(void* store, void* plan, const uint64_t* key, int64_t count) {
   return guarded(-1, [&] {
     TORCH_CHECK(count >= 2 && key[1] <= static_cast<uint64_t>(count - 2), "a plan's key ends too early");
     Plan& added = *static_cast<Plan*>(plan);
     const std::lock_guard<std::mutex> guard(writers_lock());
-    TORCH_CHECK(added.words.empty(), "the plan is shelved already");
+    TORCH_CHECK(added.words.empty(), "the plan is stored already");
     added.modes = key[0];
     added.numbers.assign(key + 2, key + 2 + key[1]);
     added.words.assign(key + 2 + key[1], key + count);
-    TORCH_CHECK(static_cast<Shelf*>(shelf)->add(&added), "there are too many plans");
+    TORCH_CHECK(static_cast<PlanStore*>(store)->add(&added), "there are too many plans");
     return 0;
   });
 }

@@ -241,11 +241,8 @@ class Slot {
     if (decision.outcome.action == kRun) decision.outcome.plan = plan_for(entry, call.tensors().size(), call.numbers());
     decision.code = rules.generation << kOutcomeBits | entry.outcome;
     if (decision.needs_python()) return;
-    if (thread->learning) {  // there is nothing to learn: ATen answers, and nothing is counted
-      decision.outcome = Outcome();
-    } else {
-      rules.stripes[thread->stripe].counts[entry.outcome].fetch_add(1, std::memory_order_relaxed);
-    }
+    TORCH_CHECK(!thread->learning, "opforge: nothing to learn");  // Python knows this text
+    rules.stripes[thread->stripe].counts[entry.outcome].fetch_add(1, std::memory_order_relaxed);
   }
 
   // Asks Python for the outcome: generation and number, or -1 if Python must answer such a call every time.
@@ -303,11 +300,11 @@ class Slot {
     if (table == nullptr || table->rules->generation != code >> kOutcomeBits) return;
     const Entry* entry = table->find(geometry);
     if (entry == nullptr || plan->inputs != geometry.tensors().size()) return;
-    Shelf* shelf = table->rules->outcomes[entry->outcome].shelf;
+    PlanStore* store = table->rules->outcomes[entry->outcome].store;
     plan->modes = modes;
     plan->numbers.assign(geometry.numbers().begin(), geometry.numbers().end());
     plan->words.assign(geometry.words(), geometry.words() + geometry.count());
-    if (shelf == nullptr || !shelf->add(plan)) return plan->words.clear();
+    if (store == nullptr || !store->add(plan)) return plan->words.clear();
     entry->plans.store(plan, std::memory_order_release);
   }
 

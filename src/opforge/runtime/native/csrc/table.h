@@ -26,11 +26,11 @@ constexpr size_t kMaxWordsInAll = 1 << 18, kRecentBits = 4, kRecent = 1 << kRece
 enum Action : int { kPass, kServe, kRun };  // ATen's kernel, a C++ kernel, a Python kernel
 
 constexpr int kMaxPlansOfGeometry = 8;  // they differ in modes and in numbers
-constexpr size_t kMaxShelved = 4096;
+constexpr size_t kMaxStoredGeometries = 4096;
 
 // The launch plans of a kernel, by geometry. Tables come and go; what they forget is found here again. Used under the
 // writers' lock, and never deleted: rules may refer to it.
-class Shelf {
+class PlanStore {
  public:
   // Returns the plans for calls of a geometry, linked to each other; nullptr if there are none.
   const Plan* find(const uint64_t* words, size_t count) const {
@@ -49,7 +49,7 @@ class Shelf {
     const Plan* first = find(plan->words.data(), plan->words.size());
     int count = 0;
     for (const Plan* other = first; other != nullptr; other = other->next) ++count;
-    if (count >= kMaxPlansOfGeometry || (first == nullptr && plans_.size() >= kMaxShelved)) return false;
+    if (count >= kMaxPlansOfGeometry || (first == nullptr && plans_.size() >= kMaxStoredGeometries)) return false;
     plan->next = first;
     const uint64_t hash = Geometry::hash_words(plan->words.data(), plan->words.size());
     const auto [begin, end] = plans_.equal_range(hash);
@@ -67,7 +67,7 @@ class Shelf {
 struct Outcome {
   Action action = kPass;
   const c10::OperatorHandle* kernel = nullptr;  // for kServe
-  Shelf* shelf = nullptr;                       // for kRun, if the kernel may have plans
+  PlanStore* store = nullptr;                   // for kRun, if the kernel may have plans
   const Plan* plan = nullptr;                   // for kRun, if the call has one
 };
 
@@ -126,8 +126,8 @@ struct Table {
 
   // Adds a geometry that is not there; the caller holds the writers' lock, and the table is not full.
   void add(const Geometry& geometry, uint8_t outcome) {
-    const Shelf* shelf = rules->outcomes[outcome].shelf;
-    const Plan* plans = shelf == nullptr ? nullptr : shelf->find(geometry.words(), geometry.count());
+    const PlanStore* store = rules->outcomes[outcome].store;
+    const Plan* plans = store == nullptr ? nullptr : store->find(geometry.words(), geometry.count());
     size_t bucket = geometry.hash() % kBuckets;
     while (buckets[bucket].load(std::memory_order_relaxed) != nullptr) bucket = (bucket + 1) % kBuckets;
     buckets[bucket].store(new Entry(geometry, outcome, plans), std::memory_order_release);
