@@ -51,7 +51,13 @@ def manifest(rows: list[dict[str, Any]], **plan: Any) -> dict[str, Any]:
         | top.get("config", {}),
         "versions": {"opforge": "0.1.0", "torch": "2.13.0", "triton": None, "numpy": "2.0", "python": "3.11.7"}
         | top.get("versions", {}),
-        "machine": {"platform": "Linux", "processor": "x86_64", "device": "cpu", "name": "A CPU"}
+        "machine": {
+            "platform": "Linux",
+            "processor": "x86_64",
+            "device": "cpu",
+            "name": "A CPU",
+            "overridden_by_torch": [],
+        }
         | top.get("machine", {}),
         "started": "2026-01-01T00:00:00+00:00",
         "finished": "2026-01-01T00:01:00+00:00",
