@@ -31,8 +31,8 @@ INJECTED = {
     ),
     "thread": (
         "slot.h",
-        "    if (!table) return Known::kOff;\n",
-        "    if (!table) return Known::kOff;\n    ++unguarded;\n",
+        "    if (!table) return false;\n",
+        "    if (!table) return false;\n    ++unguarded;\n",
     ),
 }
 """Bugs that each sanitizer must find: a use of freed memory, and a counter without a lock."""
@@ -41,7 +41,7 @@ INJECTED = {
 def library_of(name: str) -> str:
     """Return the path of a library of the compiler's; empty if it is not there."""
     path = subprocess.run(
-        [building._compiler(), f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        [*building._compiler(), f"-print-file-name={name}"], capture_output=True, text=True, check=True
     ).stdout.strip()
     return str(Path(path).resolve()) if Path(path).is_absolute() else ""
 
@@ -55,10 +55,10 @@ def build(folder: Path, sanitizer: str, *, bug: bool) -> Path:
         assert source.count(text) == 1
         source = source.replace(text, replacement).replace("class Slot {", "static int unguarded = 0;\n\nclass Slot {")
         (sources / name).write_text(source, encoding="utf-8")
-    recipe = building._recipe()
+    for_torch, links = building._flags_for_torch()
     library = folder / "runtime.so"
-    flags = [*FLAGS[sanitizer], "-O1", "-g1", "-fno-omit-frame-pointer"]
-    command = [*recipe.command, *flags, str(sources / "runtime.cpp"), "-o", str(library), *recipe.libraries]
+    flags = [*for_torch, *FLAGS[sanitizer], "-O1", "-g1", "-fno-omit-frame-pointer"]
+    command = [*building._compiler(), *flags, str(sources / "runtime.cpp"), "-o", str(library), *links]
     subprocess.run(command, check=True)
     return library
 

@@ -109,10 +109,7 @@ def _built(*, only_find: bool) -> Path:
     Any compiler's library will do. A failure is stored: later processes do not try again until the sources, torch or
     the compiler change.
     """
-    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)  # noqa: SLF001  # torch has no public name for it
-    include, libraries = (str(Path(torch.__path__[0]) / name) for name in ("include", "lib"))
-    flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-isystem", include)
-    links = (f"-L{libraries}", "-ltorch_cpu", "-lc10")
+    flags, links = _flags_for_torch()
     name = f"runtime-{_digest(flags, links, _torch())}"
     folder = cache_folder()
     library = folder / f"{name}.so"
@@ -134,6 +131,14 @@ def _built(*, only_find: bool) -> Path:
             f"{folder} cannot be used ({error.strerror}); set OPFORGE_CACHE to a folder of yours"
         ) from None
     return library
+
+
+def _flags_for_torch() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the compiler's flags before and after the source."""
+    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)  # noqa: SLF001  # torch has no public name for it
+    include, libraries = (str(Path(torch.__path__[0]) / name) for name in ("include", "lib"))
+    flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-isystem", include)
+    return flags, (f"-L{libraries}", "-ltorch_cpu", "-lc10")
 
 
 def cache_folder() -> Path:
