@@ -19,6 +19,9 @@ NOT_PROOFS = shutil.ignore_patterns("*.proof.json*")
 """For copies of examples: other tests judge these examples and write proofs beside them meanwhile."""
 os.environ.setdefault("OPFORGE_CACHE", str(ROOT / ".cache" / "opforge"))
 os.environ.setdefault("OPFORGE_KEY", str(ROOT / ".cache" / "key"))
+SHORT_RACE_S = 0.25
+"""Seconds of a race in tests that do not depend on a precise time."""
+_RACE_VARIABLE = "OPFORGE_RACE_SECONDS"
 
 from opforge import registry  # noqa: E402
 from opforge.cases import Case, Phase  # noqa: E402
@@ -46,7 +49,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let quick tests record a few entries of OpInfo, and slow tests all of them."""
+    """Let quick tests record a few entries of OpInfo, and slow tests all of them; keep races short on a CPU."""
+    if item.get_closest_marker("gpu"):
+        os.environ.pop(_RACE_VARIABLE, None)
+    else:
+        os.environ[_RACE_VARIABLE] = str(SHORT_RACE_S)
     if item.get_closest_marker("slow"):
         os.environ.pop("OPFORGE_OPINFO_ENTRIES", None)
     else:
@@ -72,6 +79,11 @@ class TinySuite:
             for op, texts in chosen.items():
                 made[op].append(Case.make(op, texts[0], phase=Phase.PERFORMANCE))
         return LoadedSuite(self.name, made)
+
+
+def _limits(fields: Mapping[str, Any]) -> dict[str, float]:
+    """Return the limits of a run in tests; on a GPU, a race has its usual time."""
+    return {"timeout_s": 5.0} | ({} if fields.get("device") == "cuda" else {"race_s": SHORT_RACE_S})
 
 
 UNARY = ["((T([3, 4], f32),), {})", "((T([5], f32),), {})", "((T([4, 3], f32, stride=(1, 4)),), {})"]
@@ -119,7 +131,7 @@ def judge_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         monkeypatch.setattr(TinySuite, "cases", cases)
         monkeypatch.setattr(TinySuite, "performance", performance)
         backend = "aten" if directory is None else "directory"
-        config = RunConfig("tiny", backend, ops_directory=str(directory), **{"timeout_s": 5.0, **fields})
+        config = RunConfig("tiny", backend, ops_directory=str(directory), **{**_limits(fields), **fields})
         return run(config, tmp_path / "run")
 
     yield judge
@@ -172,7 +184,7 @@ def judge_custom(tmp_path: Path, custom_root: Callable[..., Path]) -> Callable[.
 
     def judge(sources: dict[str, dict[str, str]], **fields: Any) -> RunResult:
         root = str(custom_root(sources))
-        config = RunConfig("custom_ops", "custom_ops", custom_ops_root=root, **{"timeout_s": 5.0, **fields})
+        config = RunConfig("custom_ops", "custom_ops", custom_ops_root=root, **{**_limits(fields), **fields})
         return run(config, tmp_path / "run")
 
     return judge

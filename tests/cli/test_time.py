@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from opforge.kernels.proof import proof_path
 from tests.command import opforge
 
 SMALL, WIDE = "((T([64, 33], f32),), {})", "((T([256, 256], bf16),), {})"
@@ -134,3 +135,19 @@ def test_bad_input(words, code, message, kernel_directory, tmp_path):
     assert message in " ".join(done.stderr.split())
     assert done.stdout == ""
     assert [p.name for p in tmp_path.iterdir()] == ["kernels"]
+
+
+def test_a_short_race_leaves_no_speed_in_the_proof(root):
+    """Few rounds make wide intervals, in which a slower kernel looks as fast."""
+    (file,) = (root / "relu").glob("*.py")
+    for seconds, timed in (("0.1", False), ("1", True)):
+        done = opforge("time", str(file), "--case", SMALL, "--race-seconds", seconds)
+        assert done.returncode == 0, done.stderr
+        proof = json.loads(proof_path(file).read_text())
+        assert ("timed" in proof["operators"]["relu.default"]["float32"]) is timed
+
+
+def test_a_race_without_time_is_refused(root):
+    done = opforge("time", str(root / "relu"), "--case", SMALL, OPFORGE_RACE_SECONDS="0")
+    assert done.returncode == 2
+    assert "--race-seconds 0.0 is too small; it must be at least 0.1" in done.stderr

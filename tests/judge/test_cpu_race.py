@@ -28,7 +28,7 @@ from opforge.judge.verdict import RejectedError, Verdict, VerdictKind
 from opforge.ops import table
 from opforge.sandbox.host.reply import AllocateReply, MalformedReplyError
 from opforge.sandbox.host.request import HostRunRequest, ResultRequest
-from tests.conftest import slow
+from tests.conftest import SHORT_RACE_S, slow
 
 CPU = torch.device("cpu")
 UNARY = "((T([64, 64], f32),), {})"
@@ -54,7 +54,7 @@ class Ring:
     def __init__(self, spawner, folder: Path) -> None:
         self._folder = folder
         self._spawner = spawner
-        self.config = WorkerConfig("cpu", 30.0, None, arena_bytes=512 << 20, input_bytes=256 << 20)
+        self.config = WorkerConfig("cpu", 30.0, None, 512 << 20, 256 << 20, race_s=SHORT_RACE_S)
         self.racing = CaseTimer(spawner, self.config, None, load_or_measure(spawner, "cpu"))
         self._workers: list[KernelWorker] = []
 

@@ -68,7 +68,7 @@ class RandomCalls:
         self._random = random.Random(seed)
         self._device, self._dtype = device, dtype
         self._generator = torch.Generator(device).manual_seed(seed)
-        self._memories = [self._memory(4096) for _ in range(3)]
+        self._memories = [self._memory(8192) for _ in range(3)]  # more than the largest view reaches
         self._kernels = {
             op: load_function(root / op / f"{op}_implementation_1.py", [f"{op}_kernel_impl"]) for op in ops
         }

@@ -103,7 +103,7 @@ def test_a_compiled_kernel_with_much_shared_memory_is_loaded(tmp_path):
     """More than 48 KiB must be asked for."""
     root = tmp_path / "kernels"
     shutil.copytree(EXAMPLES / "mm", root / "mm", ignore=NOT_PROOFS)
-    left, right = (torch.ones(2048, 2048, device="cuda", dtype=torch.float16) for _ in range(2))
+    x = torch.ones(2048, 2048, device="cuda", dtype=torch.float16)
     program = (
         "import sys, torch, opforge\n"
         "made = opforge.enable(sys.argv[1], device='cuda', policy='all', ops=['mm.default'])\n"
@@ -111,7 +111,7 @@ def test_a_compiled_kernel_with_much_shared_memory_is_loaded(tmp_path):
         "print(int(torch.mm(x, x)[0, 0]), made.counters()['mm.default'].get('replayed'))\n"
     )
     with opforge.enabled(root, device="cuda", policy="all", ops=["mm.default"], learn="request") as made:
-        torch.mm(left, right)
+        torch.mm(x, x)
         assert made.save_plans() == {"mm.default": 1}
     (saved,) = read_plan_file(root / "mm" / "mm_implementation_1.plans.json").operators["mm.default"].plans
     assert max(step["shared"] for step in saved.plan["steps"]) > 48 << 10

@@ -15,8 +15,9 @@ from opforge.cases.values import parse_dtype
 from opforge.cli import generation
 from opforge.cli.progress import ProgressLine
 from opforge.cli.termination import SIGTERM_EXIT_CODE, Terminated, raise_on_sigterm
+from opforge.cli.time import RaceSeconds
 from opforge.errors import OpforgeError
-from opforge.runs.config import RunConfig
+from opforge.runs.config import DEFAULT_RACE_S, RunConfig
 from opforge.suites.base import DEFAULT_DTYPES
 from opforge.suites.lookup import find_suite, short_name
 
@@ -70,6 +71,7 @@ def run(
         typer.Option(help="With ray, the cluster: auto or HOST:PORT (default: start Ray on this machine)."),
     ] = "",
     timeout: Annotated[float, typer.Option(help="Time limit of one case, in seconds.")] = 60.0,
+    race_seconds: RaceSeconds = DEFAULT_RACE_S,
     memory_gib: Annotated[float, typer.Option(help="Memory limit of a kernel's process (CPU).")] = 8.0,
     allow_fallback: Annotated[
         bool, typer.Option("--allow-fallback", help="Allow a kernel to call the operator that it replaces.")
@@ -144,6 +146,7 @@ def run(
             custom_ops_root=custom_ops_root,
             p=p,
             timeout_s=timeout,
+            race_s=race_seconds,
             memory_gib=memory_gib,
             allow_fallback=allow_fallback,
             confine=not no_confine,

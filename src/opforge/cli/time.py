@@ -12,12 +12,21 @@ import typer
 
 from opforge.cli.progress import ProgressLine
 from opforge.errors import OpforgeError
-from opforge.runs.config import RunConfig
+from opforge.runs.config import DEFAULT_RACE_S, RunConfig
 
 if TYPE_CHECKING:
     from opforge.backends.single import SingleBackend
     from opforge.cases import Case
     from opforge.runs.rows import ResultRow
+
+RaceSeconds = Annotated[
+    float,
+    typer.Option(
+        envvar="OPFORGE_RACE_SECONDS",
+        help="Seconds of each race between kernel and ATen. More make narrower intervals. With fewer than "
+        f"{DEFAULT_RACE_S:g}, proofs get no speeds.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -36,6 +45,7 @@ def time(
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     timeout: Annotated[float, typer.Option(help="Time limit of one case, in seconds.")] = 60.0,
+    race_seconds: RaceSeconds = DEFAULT_RACE_S,
     allow_fallback: Annotated[
         bool, typer.Option("--allow-fallback", help="Allow the kernel to call the operator that it replaces.")
     ] = False,
@@ -67,6 +77,7 @@ def time(
         backend=backend.name,
         device=device,
         timeout_s=timeout,
+        race_s=race_seconds,
         workers=1,
         allow_fallback=allow_fallback,
         confine=not no_confine,

@@ -63,6 +63,8 @@ class WorkerConfig:
     arena_bytes: int = 2 << 30
     input_bytes: int = 1 << 30
     """The part of the arena for inputs; the rest is for results."""
+    race_s: float = 1.0
+    """Seconds of a race between kernel and ATen."""
 
     @property
     def results_region(self) -> range:

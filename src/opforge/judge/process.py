@@ -81,7 +81,7 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
     warnings.simplefilter("ignore")  # ATen's warnings are not about the kernel
     channel, spawner = Channel.from_fd(fds[0]), Spawner.from_fd(fds[1])
     blobs = {name: open_blob(Path(path)) for name, path in config["blobs"].items()}
-    workers = WorkerConfig(config["device"], config["timeout_s"], config["memory_bytes"])
+    workers = WorkerConfig(config["device"], config["timeout_s"], config["memory_bytes"], race_s=config["race_s"])
     worker_folders = WorkerFolders(spawner, **config["confine"]) if config.get("confine") else None
     peaks = Peaks.from_json(config["peaks"]) if config.get("peaks") else None
     judge = Judge(channel, spawner, workers, blobs, worker_folders, peaks, native=config["native"])

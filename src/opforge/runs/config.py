@@ -14,6 +14,7 @@ from opforge.suites.base import DEFAULT_DTYPES
 from opforge.suites.case_selection import CaseSelection
 from opforge.suites.lookup import names_a_file
 
+DEFAULT_RACE_S = 1.0
 RUNTIMES = {
     "python": "each kernel's function is called",
     "native": "each kernel is installed at its operator, as `opforge.enable` does, and the operator is called",
@@ -36,6 +37,8 @@ class RunConfig:
     p: float = 1.0
     """The speedup threshold of perf@p."""
     timeout_s: float = 60.0
+    race_s: float = DEFAULT_RACE_S
+    """Seconds of each race between kernel and ATen."""
     memory_gib: float = 8.0
     workers: int = 2
     allow_fallback: bool = False
@@ -59,6 +62,7 @@ class RunConfig:
         """Return the settings with absolute paths; raises if one is out of range."""
         for name, value, minimum in (
             ("--timeout", self.timeout_s, 0.1),
+            ("--race-seconds", self.race_s, 0.1),
             ("--memory-gib", self.memory_gib, 0.25),
             ("--p", self.p, 0),
         ):

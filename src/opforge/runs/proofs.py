@@ -34,6 +34,7 @@ from opforge.kernels import Kernel
 from opforge.kernels.proof import proof_path
 from opforge.kernels.source import UNREADABLE, digest, with_resolved_folder
 from opforge.ops import table
+from opforge.runs.config import DEFAULT_RACE_S
 from opforge.runs.manifest import Manifest
 from opforge.runs.rows import ResultRow
 from opforge.runtime import signing
@@ -92,7 +93,7 @@ class _PassedCases:
     native: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """Numbers of elements in cases judged behind a native slot, by how they ran."""
 
-    def add(self, call: _Call, row: ResultRow) -> None:
+    def add(self, call: _Call, row: ResultRow, *, counts_times: bool) -> None:
         specs = call.specs
         numel = max((s.numel for s in specs), default=0)
         for name, value in call.others.items():
@@ -111,7 +112,7 @@ class _PassedCases:
         self.layouts |= {SHAPES_DIFFER} if len({tuple(s.shape) for s in specs}) > 1 else set()
         if row.ran:
             self.native[row.ran].append(numel)
-        if row.headline is not None:
+        if counts_times and row.headline is not None:
             self.timed.append((numel, not_slower(row)))
 
     def as_json(self) -> dict[str, Any]:
@@ -209,7 +210,7 @@ class _KernelVerdicts:
     passed_ids: set[tuple[str, str]] = field(default_factory=set)
     """Operators and ids of passed cases, including those on which ATen raises."""
 
-    def add(self, row: ResultRow, *, raises: bool) -> None:
+    def add(self, row: ResultRow, *, raises: bool, counts_times: bool) -> None:
         if row.verdict == "unsupported":
             return
         call = _call(row) or _Call("", [], {})
@@ -218,7 +219,7 @@ class _KernelVerdicts:
             return
         self.passed_ids.add((row.op, row.id))
         if not raises and call.specs:  # without a tensor there is no dtype or size to prove
-            self.passed[row.op][call.signature].add(call, row)
+            self.passed[row.op][call.signature].add(call, row, counts_times=counts_times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,12 +245,14 @@ def write_proofs(
     are those of cases in which ATen raises: they prove nothing about the calls that ATen answers, but
     their failures count. A proof of the same source, device and torch from an earlier run is
     widened. After an interrupted run (not ``finished``) only failures are kept, and nothing is
-    widened.
+    widened. Speeds are kept if races were not shorter than usual: few rounds make wide intervals, and a
+    kernel that is slower may look as fast.
     """
     judged = {k.name: _KernelVerdicts(k) for k in kernels if k.file is not None and k.reference is None}
+    counts_times = float(manifest.config.get("race_s", DEFAULT_RACE_S)) >= DEFAULT_RACE_S
     for row in rows:
         if row.kernel in judged and (finished or row.verdict != "passed"):
-            judged[row.kernel].add(row, raises=row.id in raising_case_ids)
+            judged[row.kernel].add(row, raises=row.id in raising_case_ids, counts_times=counts_times)
     written = WrittenProofs([], {})
     if _FILES in manifest.missing_protections:
         reason = f"no proof is written: kernels could read the key that signs proofs (missing protection: {_FILES})"

@@ -114,11 +114,16 @@ class CaseTimer:
         judging = ResultJudge(
             functools.partial(_aten_answer, entry), judge_result, functools.partial(_require_in_domain, entry)
         )
+        race_s = self.config.race_s
         if device.type == "cpu":
-            return CpuRace(worker, baseline, op.name, entry, judging, writes_inputs=writes, sample_device=sample_device)
+            return CpuRace(
+                worker, baseline, op.name, entry, judging,
+                writes_inputs=writes, race_s=race_s, sample_device=sample_device,
+            )  # fmt: skip
         return gpu_race.GpuRace(
-            worker, baseline, op.name, entry, judging, device, writes_inputs=writes, sample_device=sample_device
-        )
+            worker, baseline, op.name, entry, judging, device,
+            writes_inputs=writes, race_s=race_s, sample_device=sample_device,
+        )  # fmt: skip
 
     @property
     def _device(self) -> torch.device:

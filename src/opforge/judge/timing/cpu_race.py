@@ -42,9 +42,8 @@ from opforge.sandbox.guest.cpu_timed_calls import WORDS_PER_PART, result_parts
 from opforge.sandbox.host.reply import CallReply, HostAllocateReply, MalformedReplyError, ReportedTensor
 from opforge.sandbox.host.request import HostAllocateRequest, HostRunRequest, TimedCase
 
-_BUDGET_S = 1.0
-_BUSY_BUDGET_S = 5.0
-"""Time limit of a race if most times contain waits for a core that cannot be subtracted."""
+_BUSY_FACTOR = 5
+"""A race takes this many times as long if most times contain waits for a core that cannot be subtracted."""
 BUSY_NOTE = (
     "other programs kept the cores busy: the kernel's times include waits for a core, so it may be faster than shown"
 )
@@ -93,6 +92,7 @@ class CpuRace:
         judging: ResultJudge | None,
         *,
         writes_inputs: bool,
+        race_s: float = 1.0,
         sample_device: Callable[[], None] | None = None,
     ) -> None:
         self._kernel, self._aten = Side(kernel, is_kernel=True), Side(baseline, is_kernel=False)
@@ -100,6 +100,7 @@ class CpuRace:
         self._timed = TimedCase(op, entry.request(), "cpu")
         self._judging = judging
         self._writes_inputs = writes_inputs
+        self._race_s = race_s
         self._sample_device = sample_device
         self._random = random.SystemRandom()
         inputs = [tensor_from_row(entry.call.buffer, row) for row in entry.input_rows]
@@ -140,7 +141,7 @@ class CpuRace:
                 if measurement.rounds and measurement.rounds % _RELAYOUT_EVERY == 0:
                     self._allocate(measurement.calls)
                 needs_more = measurement.needs_more_rounds
-                out_of_time = time.monotonic() > began + (_BUSY_BUDGET_S if needs_more else _BUDGET_S)
+                out_of_time = time.monotonic() > began + self._race_s * (_BUSY_FACTOR if needs_more else 1)
                 measurement.done = measurement.next_round_is_last(out_of_time=out_of_time) and (
                     out_of_time or not needs_more
                 )

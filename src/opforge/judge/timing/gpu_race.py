@@ -49,7 +49,6 @@ from opforge.sandbox.host.reply import (
 )
 from opforge.sandbox.host.request import AllocateRequest, ResultRequest, TimedCase, WorkerRequest
 
-_BUDGET_S = 1.0
 _ROUNDS_PER_CLOCK_SAMPLE = 4
 """Device clocks are sampled once in this many rounds."""
 _JUDGE_PROBABILITY = 0.4
@@ -189,6 +188,7 @@ class GpuRace:
         device: torch.device,
         *,
         writes_inputs: bool,
+        race_s: float = 1.0,
         sample_device: Callable[[], None] | None = None,
     ) -> None:
         self._kernel, self._aten = Side(kernel, is_kernel=True), Side(baseline, is_kernel=False)
@@ -196,6 +196,7 @@ class GpuRace:
         self._timed = TimedCase(op, entry.request(), str(device))
         self._judging = judging
         self._device = device
+        self._race_s = race_s
         inputs = [
             owned_copy(tensor_from_row(entry.call.buffer, row), torch.device(row[6]) if row[6] else device)
             for row in entry.input_rows
@@ -248,7 +249,7 @@ class GpuRace:
         times = self._first_times()
         while True:
             measurements = self._size_blocks(times)
-            deadline = time.monotonic() + _BUDGET_S
+            deadline = time.monotonic() + self._race_s
             order = list(self._sides)
             while active := [f for f in measurements if not f.done]:
                 out_of_time = time.monotonic() > deadline

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from opforge.errors import RunDirectoryError
+from opforge.runs.config import DEFAULT_RACE_S
 from opforge.runs.manifest import Manifest
 from opforge.runs.store import read_manifest
 
@@ -66,8 +67,8 @@ def other_differences(before: Manifest, after: Manifest) -> Iterator[str]:
     for file, digest in before.plan.sources.items():
         if after.plan.sources.get(file, digest) != digest:
             yield f"{file} has changed"
-    for name in ("timeout_s", "memory_gib", "allow_fallback", "confine", "runtime"):
-        older = "python" if name == "runtime" else None  # what runs without this setting had
+    for name in ("timeout_s", "race_s", "memory_gib", "allow_fallback", "confine", "runtime"):
+        older = {"runtime": "python", "race_s": DEFAULT_RACE_S}.get(name)  # what runs without this setting had
         mine, theirs = before.config.get(name, older), after.config.get(name, older)
         if mine != theirs:
             yield f"setting {name} was {_setting_text(mine)}, and {_setting_text(theirs)}"

@@ -351,6 +351,7 @@ class JudgePool:
         settings = {
             "device": self._config.device,
             "timeout_s": self._config.timeout_s,
+            "race_s": self._config.race_s,
             "memory_bytes": self._config.memory_bytes,
             "blobs": self._blobs,
             "confine": self._confine,
