@@ -30,6 +30,7 @@ SLOW = {
     "judge.md",
     "models.md",
     "native.md",
+    "results.md",
     "strength.md",
     "suites.md",
     "timing.md",

@@ -51,6 +51,7 @@ def test_a_kernel_file_runs_alone(file, alone):
     assert said
 
 
+@pytest.mark.slow
 def test_honest_kernels_are_right(tmp_path):
     words = (
         "--ops-directory",

@@ -201,6 +201,7 @@ def place(tmp_path, kernel_directory):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_function_of_a_module_and_json(place):
     done = opforge("model", "net:make", "--ops-directory", "kernels", "--format", "json", cwd=place)
     assert done.returncode == 0, done.stderr

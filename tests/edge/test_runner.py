@@ -133,18 +133,22 @@ def _export_all(folder: Path) -> None:
     beside.mkdir()
     (beside / "model.py").write_text(BESIDE_ATEN)
     ends = folder / "ends"
-    export(
-        folder, PLAIN, at(WHOLE, beside), at(BOTH, beside), ALL, at(AFFINE, beside), at(STOP, ends), at(REFUSE, ends)
-    )
+    export(folder, PLAIN, at(WHOLE, beside), at(BOTH, beside), at(AFFINE, beside), at(STOP, ends), at(REFUSE, ends))
 
 
 @pytest.fixture(scope="module")
-def rich(place: Path) -> Path:
+def all_rich() -> Path:
+    """Return a folder with the program of the rich operators; the quick tests need no other."""
+    return stored("rich_program", INPUTS, lambda folder: export(folder, ALL))
+
+
+@pytest.fixture(scope="module")
+def rich(all_rich: Path) -> Path:
     """Return a runner with what the program of the rich operators needs, which is all."""
 
     def make(out: Path) -> None:
         folder = build.read_folder(RICH)
-        build_runner(folder, bindings.select_for_model(folder.entries, place / "rich.pte"), out / "runner")
+        build_runner(folder, bindings.select_for_model(folder.entries, all_rich / "rich.pte"), out / "runner")
 
     return stored("runner", INPUTS, make) / "runner"
 
@@ -194,23 +198,23 @@ def test_atens_kernels_come_from_the_package(rows, place, mul4, tmp_path):
 
 
 @pytest.mark.parametrize("rows", ALL.rows)
-def test_results_lists_numbers_text_and_what_may_be_missing(rows, place, rich, tmp_path):
-    assert difference(rich, place, ALL, rows, tmp_path) == 0.0
+def test_results_lists_numbers_text_and_what_may_be_missing(rows, all_rich, rich, tmp_path):
+    assert difference(rich, all_rich, ALL, rows, tmp_path) == 0.0
 
 
-def test_raw_bytes_are_an_input_too(place, rich, tmp_path):
+def test_raw_bytes_are_an_input_too(all_rich, rich, tmp_path):
     files = []
     for number in range(2):
-        array = np.load(place / f"rich-16-in{number}.npy")
+        array = np.load(all_rich / f"rich-16-in{number}.npy")
         array.tofile(tmp_path / f"{number}.bin")
         files.append(str(tmp_path / f"{number}.bin"))
-    done = run(rich, str(place / "rich.pte"), *files, "-o", str(tmp_path))
+    done = run(rich, str(all_rich / "rich.pte"), *files, "-o", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(np.load(tmp_path / "output_0.npy"), wanted(place, ALL, 16)[0])
+    np.testing.assert_array_equal(np.load(tmp_path / "output_0.npy"), wanted(all_rich, ALL, 16)[0])
 
 
-def test_it_says_how_long_a_run_takes(place, rich):
-    done = run(rich, *words(place, ALL, 4), "--repeat", "50")
+def test_it_says_how_long_a_run_takes(all_rich, rich):
+    done = run(rich, *words(all_rich, ALL, 4), "--repeat", "50")
     assert "50 runs, " in done.stdout
 
 
@@ -240,7 +244,7 @@ def build_names() -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_library_has_the_kernels_that_a_model_needs_and_no_others(place, tmp_path):
+def test_a_library_has_the_kernels_that_a_model_needs_and_no_others(place, all_rich, tmp_path):
     folder = build.read_folder(RICH)
     chosen = bindings.select_for_model(folder.entries, place / "affine.pte")
     part = build.build(folder, chosen, tmp_path / "part")
@@ -258,14 +262,14 @@ def test_a_library_has_the_kernels_that_a_model_needs_and_no_others(place, tmp_p
         } == expected
     assert part.bytes < whole.bytes
     with pytest.raises(OpforgeError) as raised:
-        run_module.run_program(run_module.ProgramJob(place / "rich.pte", (part.library,)))
+        run_module.run_program(run_module.ProgramJob(all_rich / "rich.pte", (part.library,)))
     assert "rich_ops::row_range.out" in str(raised.value)
     assert "rich_ops::weighted_sum.out" in str(raised.value)
 
 
 @pytest.mark.slow
-def test_a_model_that_needs_more_is_refused_by_name(one, place):
-    done = run(one.path, *words(place, ALL, 4))
+def test_a_model_that_needs_more_is_refused_by_name(one, all_rich):
+    done = run(one.path, *words(all_rich, ALL, 4))
     assert done.returncode == 1
     assert done.stdout == ""
     missing = "rich_ops::row_range.out, rich_ops::weighted_sum.out;"
@@ -310,11 +314,10 @@ def test_a_kernel_that_gives_up_is_heard(mul4, place):
 
 
 @pytest.fixture(scope="module")
-def wrong(place: Path) -> Path:
+def wrong(all_rich: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of files that are no inputs."""
-    folder = place / "wrong"
-    folder.mkdir()
-    good = np.load(place / "rich-4-in0.npy")
+    folder = tmp_path_factory.mktemp("wrong")
+    good = np.load(all_rich / "rich-4-in0.npy")
     np.save(folder / "good.npy", good)
     np.save(folder / "f64.npy", good.astype(np.float64))
     np.save(folder / "columns.npy", np.asfortranarray(good))
@@ -324,8 +327,8 @@ def wrong(place: Path) -> Path:
     (folder / "text.npy").write_text("no array at all")
     (folder / "short.bin").write_bytes(b"1234")
     (folder / "text.pte").write_text("no program at all")
-    (folder / "cut.pte").write_bytes((place / "rich.pte").read_bytes()[:900])
-    shutil.copy(place / "rich.pte", folder / "rich.pte")
+    (folder / "cut.pte").write_bytes((all_rich / "rich.pte").read_bytes()[:900])
+    shutil.copy(all_rich / "rich.pte", folder / "rich.pte")
     return folder
 
 
@@ -419,4 +422,4 @@ def test_a_backend_that_a_program_names_is_linked(place, tmp_path):
 def test_a_model_of_other_operators_is_refused_when_it_is_built(place):
     folder = build.read_folder(MUL4)
     with pytest.raises(OpforgeError, match=r"rich.pte needs rich_ops::affine.out"):
-        bindings.select_for_model(folder.entries, place / "rich.pte")
+        bindings.select_for_model(folder.entries, all_rich / "rich.pte")

@@ -106,6 +106,7 @@ NO_LARGER = [
 ]
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_no_larger_is_answered(making):
     with AnthropicServer([costly(WRONG)]) as server:
         ended = making.run(server, **SMALL)

@@ -47,6 +47,7 @@ def test_a_reply_that_was_not_judged_is_judged_and_not_asked_for_again(making, m
     assert json.loads(making.text("summary.json"))["requests"] == 1
 
 
+@pytest.mark.slow
 def test_what_was_spent_before_counts(making, monkeypatch):
     def broken(_self, _job):
         raise InternalError("the machine went away")

@@ -104,6 +104,7 @@ def test_a_reference_that_depends_on_the_layout_is_at_fault_there(judge_custom):
     )
 
 
+@pytest.mark.slow
 def test_an_in_place_operator_is_held_to_what_its_reference_writes(judge_custom):
     sources = one(
         "def twice_reference(x):\n    return x.mul_(2)\n", "def twice_kernel_impl(x):\n    return x.add_(x)\n"

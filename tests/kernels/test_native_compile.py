@@ -85,6 +85,7 @@ def test_two_builds_of_one_source_at_once_build_once(tmp_path, logged):
     assert logged() == 2
 
 
+@pytest.mark.slow
 def test_a_build_that_is_killed_leaves_nothing_that_counts(tmp_path, own_cache, monkeypatch):
     file = write(tmp_path / "a", NO_OPERATOR)
     begun = tmp_path / "begun"

@@ -88,6 +88,7 @@ def test_without_a_compiler_the_doctor_says_what_to_install(tmp_path):
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="launch plans may be possible here")
 @needs_torch_native
+@pytest.mark.slow
 def test_torchs_own_overrides_are_listed(tmp_path):
     facts, (note,) = native_runtime(**overriding_relu(tmp_path))
     assert facts["overridden_by_torch"] == ["relu.default (CPU)"]

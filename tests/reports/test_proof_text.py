@@ -53,7 +53,18 @@ def test_the_page_that_a_run_leaves_shows_what_the_run_has_proven(browser, tmp_p
     file = tmp_path / "kernels" / "relu" / "relu_implementation_1.py"
     file.parent.mkdir(parents=True)
     file.write_text(RELU)
-    done = opforge("run", "--backend", "directory", "--ops-directory", "kernels", "--out", "run", cwd=tmp_path)
+    done = opforge(
+        "run",
+        "--backend",
+        "directory",
+        "--ops-directory",
+        "kernels",
+        "--out",
+        "run",
+        "--race-seconds",
+        "1",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     open_first(browser, tmp_path / "run")
     proof = read_proof(file, digest(file))

@@ -35,6 +35,7 @@ def test_the_same_case_gets_the_same_verdict_and_reason(judge_tiny, kernel_direc
     assert len(rows_of(tmp_path / "again")) == 1
 
 
+@pytest.mark.slow
 def test_a_mended_kernel_passes_and_a_newer_one_is_not_taken_for_it(judge_tiny, kernel_directory, tmp_path):
     root = kernel_directory({"relu": WRONG})
     judge_tiny(root, {"relu.default": UNARY})

@@ -34,6 +34,7 @@ def service(shared_server):
         yield running
 
 
+@pytest.mark.slow
 def test_each_thread_gets_its_own_verdicts_and_what_is_timed_runs_alone(kernel_directory, tmp_path, service):
     diary = tmp_path / "diary"
     words = {"diary": str(diary), "to_check": TO_CHECK, "to_time": TO_TIME}
