@@ -349,9 +349,9 @@ class Geometry : public Description<WrittenWords> {
 // A comparison of a call's words with known ones.
 class Comparison : public Description<ExpectedWords> {
  public:
-  void expect(const std::vector<uint64_t>& words) {
+  void expect(c10::ArrayRef<uint64_t> words) {
     forget();
-    words_ = {words.data(), words.data() + words.size()};
+    words_ = {words.begin(), words.end()};
   }
   bool is_complete() const { return words_.at == words_.end; }
 };

@@ -241,10 +241,15 @@ class Slot {
   template <class Description>
   C10_ALWAYS_INLINE static void decide(Rules& rules, const Entry& entry, Thread* thread, const Description& call,
                                        Decision& decision) {
-    decision.outcome = rules.outcomes[entry.outcome];
-    if (decision.outcome.action == kRun) decision.outcome.plan = plan_for(entry, call.tensors().size(), call.numbers());
-    decision.code = rules.generation << kOutcomeBits | entry.outcome;
-    if (decision.needs_python()) return;
+    decision.outcome = Outcome();
+    if (!entry.passes) {
+      decision.outcome = rules.outcomes[entry.outcome];
+      if (decision.outcome.action == kRun) {
+        decision.outcome.plan = plan_for(entry, call.tensors().size(), call.numbers());
+      }
+      decision.code = rules.generation << kOutcomeBits | entry.outcome;
+      if (decision.needs_python()) return;
+    }
     TORCH_CHECK(!thread->learning, "opforge: nothing to learn");  // Python knows this text
     rules.stripes[thread->stripe].counts[entry.outcome].fetch_add(1, std::memory_order_relaxed);
   }

@@ -98,13 +98,16 @@ struct Rules {
   }
 };
 
-// One geometry, its outcome, and launch plans for its calls.
+// One geometry, its outcome, and launch plans for its calls. What a call to ATen needs lies together: between two calls
+// of an operator, a model does so much that none of it is in the processor's caches.
 struct Entry {
-  Entry(const Geometry& geometry, uint8_t its_outcome, const Plan* its_plans)
-      : outcome(its_outcome), words(geometry.words(), geometry.words() + geometry.count()), plans(its_plans) {}
+  Entry(const Geometry& geometry, uint8_t its_outcome, bool to_aten, const Plan* its_plans)
+      : outcome(its_outcome), passes(to_aten), plans(its_plans),
+        words(geometry.words(), geometry.words() + geometry.count()) {}
   const uint8_t outcome;
-  const std::vector<uint64_t> words;
+  const bool passes;
   mutable std::atomic<const Plan*> plans;
+  const c10::SmallVector<uint64_t, 20> words;  // of two tensors with four dimensions, and a number
 
   bool matches(const Geometry& geometry) const {
     return words.size() == geometry.count() &&
@@ -146,11 +149,11 @@ struct Table {
 
   // Adds a geometry that is not there; the caller holds the writers' lock, and the table is not full.
   void add(const Geometry& geometry, uint8_t outcome) {
-    const PlanStore* store = rules->outcomes[outcome].store;
-    const Plan* plans = store == nullptr ? nullptr : store->find(geometry.words(), geometry.count());
+    const Outcome& its = rules->outcomes[outcome];
+    const Plan* plans = its.store == nullptr ? nullptr : its.store->find(geometry.words(), geometry.count());
     size_t bucket = geometry.hash() % kBuckets;
     while (buckets[bucket].load(std::memory_order_relaxed) != nullptr) bucket = (bucket + 1) % kBuckets;
-    buckets[bucket].store(new Entry(geometry, outcome, plans), std::memory_order_release);
+    buckets[bucket].store(new Entry(geometry, outcome, its.action == kPass, plans), std::memory_order_release);
     ++size;
     words += geometry.count();
   }
