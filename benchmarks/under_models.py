@@ -7,6 +7,7 @@ First the models' calls are traced, without computing, and the kernels are judge
 (`--runtime native`), which leaves proofs. Then each model, with random weights, runs at a small and a large batch with ATen
 alone, with what is proven (`policy="proven"`), and with all kernels (`policy="all"`), in turns. Errors are against a run in
 float64: the largest difference, over the largest value. A decoder that keeps a cache makes 16 more calls with a token each.
+Times of different ways are compared within a round: a model's runs, or a block of training steps.
 """
 
 from __future__ import annotations
@@ -50,10 +51,15 @@ LAYERS = {"LlamaForCausalLM": 8, "MixtralForCausalLM": 2}
 """Of the large ones; the others have all of theirs."""
 TRACED_LAYERS = 1
 """Layers repeat shapes."""
-TOKENS, RUNS = 16, 3
-ROUNDS, MOST_ROUNDS, RACE_S = 5, 20, 8.0
+TOKENS = 16
+ROUND_S, MOST_RUNS = 0.05, 10
+"""How long a way's turn is to take in a race, and in how many runs at most. The shorter, the less drifts meanwhile."""
+ROUNDS, MOST_ROUNDS, RACE_S = 9, 20, 8.0
 """Of a race: at least so many, and more of a fast model, within these seconds."""
+BLOCK_STEPS, WARM_STEPS = 20, 3
+"""Steps of training in one way before another one's turn, and how many of them are not timed."""
 WAYS = ("ATen", "proven", "all")
+WIDE = "ATen in float32"
 
 
 def main() -> None:
@@ -220,6 +226,7 @@ def call(made: ModelWithInputs) -> list[torch.Tensor]:
 def race(made: ModelWithInputs, kernels: Path, device: str) -> dict[str, list[float]]:
     """Return milliseconds of a run by way, the ways in turns."""
     times: dict[str, list[float]] = {way: [] for way in WAYS}
+    runs = 0
     end = time.monotonic() + RACE_S
     for turn in range(MOST_ROUNDS + 1):
         if turn > ROUNDS and time.monotonic() > end:
@@ -229,15 +236,18 @@ def race(made: ModelWithInputs, kernels: Path, device: str) -> dict[str, list[fl
                 call(made)
                 if enabled:
                     enabled.learn()
+                settle(device)
+                begun = time.perf_counter()
                 call(made)
                 settle(device)
+                runs = runs or min(MOST_RUNS, 1 + int(ROUND_S / (time.perf_counter() - begun)))
                 gc.collect()
                 gc.disable()
                 begun = time.perf_counter()
-                for _ in range(RUNS):
+                for _ in range(runs):
                     call(made)
                 settle(device)
-                took = (time.perf_counter() - begun) / RUNS * 1e3
+                took = (time.perf_counter() - begun) / runs * 1e3
                 gc.enable()
             if turn:
                 times[way].append(took)
@@ -316,49 +326,90 @@ def ratio(outcome: dict[str, Any], way: str) -> float:
 
 
 def train(kernels: Path, device: str, steps: int) -> dict[str, Any]:
-    """Train one small decoder in each way, from the same weights on the same data."""
-    outcome: dict[str, Any] = {"curves": {}, "seconds": {}, "counters": {}}
-    ways = [*((way, True) for way in WAYS), ("ATen in float32", False), *((way, True) for way in WAYS)]
-    for way, narrow in ways:  # twice: the better time of each counts
-        with installed(way if narrow else "ATen", kernels, device) as enabled:
-            curve(device, 2, narrow=narrow)
-            if enabled:
-                enabled.learn()
-            before = enabled.counters() if enabled else {}
-            settle(device)
-            begun = time.monotonic()
-            outcome["curves"][way] = curve(device, steps, narrow=narrow)
-            took = time.monotonic() - begun
-            outcome["seconds"][way] = min(took, outcome["seconds"].get(way, took))
-            if enabled:
-                outcome["counters"][way] = counted(difference(enabled.counters(), before))
-    return outcome
+    """Train one small decoder in each way, from the same weights on the same data, the ways in turns.
 
-
-def curve(device: str, steps: int, *, narrow: bool) -> list[float]:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    words = {
-        "hidden_size": 512,
-        "intermediate_size": 1408,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
+    Each block of steps is timed after its first steps, by which the calls are known and have their plans.
+    """
+    names = (*WAYS, WIDE)
+    training = {name: Training(device, steps, narrow=name != WIDE) for name in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
+    counts: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS[1:]}
+    for turn, begin in enumerate(range(0, steps, BLOCK_STEPS)):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            end, warm = min(begin + BLOCK_STEPS, steps), min(begin + WARM_STEPS, steps)
+            with installed("ATen" if name == WIDE else name, kernels, device) as enabled:
+                for step in range(begin, warm):
+                    training[name].run(step, step + 1)
+                    if enabled:
+                        enabled.save_plans()  # later blocks load them
+                before = enabled.counters() if enabled else {}
+                settle(device)
+                gc.collect()
+                gc.disable()
+                begun = time.perf_counter()
+                training[name].run(warm, end)
+                settle(device)
+                took = time.perf_counter() - begun
+                gc.enable()
+                if enabled:
+                    counts[name].append(difference(enabled.counters(), before))
+            if end > warm:
+                times[name].append(took / (end - warm) * 1e3)
+    return {
+        "curves": {name: training[name].losses() for name in names},
+        "steps_of_a_block": BLOCK_STEPS,
+        "rounds": times,
+        "ms": {name: statistics.median(times[name]) for name in names if times[name]},
+        "counters": {name: counted(together(blocks)) for name, blocks in counts.items()},
     }
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=2048, **words)).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    text = chain(steps * 8, 128)
-    losses = []
-    for step in range(steps):
-        ids = text[step * 8 : step * 8 + 8].to(device)
-        with torch.autocast(device.split(":", maxsplit=1)[0], torch.bfloat16, enabled=narrow):
-            loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    return [value.item() for value in losses]
+
+
+def together(blocks: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Add up what was counted in several blocks."""
+    found: dict[str, dict[str, Any]] = {}
+    for op, row in (item for block in blocks for item in block.items()):
+        total = found.setdefault(op, {"served": 0, "replayed": 0, "planned": False, "aten": {}})
+        total["served"] += row["served"]
+        total["replayed"] += row["replayed"]
+        total["planned"] |= row["planned"]
+        for reason, count in row["aten"].items():
+            total["aten"][reason] = total["aten"].get(reason, 0) + count
+    return found
+
+
+class Training:
+    """A model in training, which goes on where it was left."""
+
+    def __init__(self, device: str, steps: int, *, narrow: bool) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(0)
+        words = {
+            "hidden_size": 512,
+            "intermediate_size": 1408,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+        }
+        self._narrow, self._device = narrow, device
+        self._model = LlamaForCausalLM(LlamaConfig(vocab_size=2048, **words)).to(device)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-3)
+        self._text = chain(steps * 8, 128).to(device)
+        self._losses: list[torch.Tensor] = []
+
+    def run(self, begin: int, end: int) -> None:
+        for step in range(begin, end):
+            ids = self._text[step * 8 : step * 8 + 8]
+            with torch.autocast(self._device.split(":", maxsplit=1)[0], torch.bfloat16, enabled=self._narrow):
+                loss = self._model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            self._losses.append(loss.detach())
+
+    def losses(self) -> list[float]:
+        return [value.item() for value in self._losses]
 
 
 def chain(rows: int, length: int) -> torch.Tensor:
@@ -381,8 +432,10 @@ def show_training(outcome: dict[str, Any]) -> None:
     for way in list(curves)[1:]:
         off: Callable[[tuple[float, float]], float] = lambda pair: abs(pair[0] - pair[1]) / pair[1]  # noqa: E731
         print(f"{way}: at most {max(map(off, zip(curves[way], curves['ATen'], strict=True))):.2%} from ATen's loss")
-    for way, seconds in outcome["seconds"].items():
-        print(f"{len(curves['ATen'])} steps, {way}: {seconds:.2f} s, {seconds / outcome['seconds']['ATen']:.3f} × ATen")
+    for way, ms in outcome["ms"].items():
+        rounds = sorted(outcome["rounds"][way])
+        ratios = f"{ratio(outcome, way):.3f} × ATen in {len(rounds)} rounds"
+        print(f"a step, {way}: {ms:.2f} ms ({rounds[0]:.2f} to {rounds[-1]:.2f}), {ratios}")
     for way, tally in outcome["counters"].items():
         print(
             f"{way}: served {sum(tally['served'].values())} {tally['served']}, {tally['replayed']} replayed of "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
 
 from opforge.runtime.native.recording import number_bits
 
@@ -150,6 +151,32 @@ def build(folder: Path) -> Path:
     return library
 
 
+MODULE = 1
+"""What the stand-in calls the module of each of its kernels. Drivers have addresses there."""
+
+
+class AfterStandIn:
+    """Triton's own driver again, but for the kernels that the stand-in has loaded.
+
+    Triton 3.9 unloads a kernel when it is collected, by the driver that is active then.
+    """
+
+    def __init__(self) -> None:
+        self.utils = _UtilsAfterStandIn()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(driver.default, name)
+
+
+class _UtilsAfterStandIn:
+    def unload_module(self, module: int) -> None:
+        if module != MODULE:
+            driver.default.utils.unload_module(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(driver.default.utils, name)
+
+
 class Driver:
     """As much of a GPU's driver as Triton needs to compile and launch."""
 
@@ -174,7 +201,7 @@ class Driver:
         return {"max_shared_mem": 232448}
 
     def load_binary(self, name: str, _cubin: bytes, _shared: int, _device: int) -> tuple[int, int, int, int, int]:
-        return 1, ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0, 32, 0, 1024
+        return MODULE, ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0, 32, 0, 1024
 
     def unload_module(self, _module: int) -> None:
         """Triton 3.9 calls it. The functions are those of the stand-in itself, and stay."""

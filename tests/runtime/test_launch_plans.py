@@ -35,7 +35,7 @@ def gpu(libcuda, monkeypatch):
     made = standin.Driver(libcuda)
     driver.set_active(made)
     yield made
-    driver._active = None
+    driver.set_active(standin.AfterStandIn())
 
 
 @pytest.fixture

@@ -157,6 +157,38 @@ def test_python_is_asked_once_for_each_geometry(proven, asked, slot_of):
     assert len(asked) == 4
 
 
+@pytest.mark.parametrize("others", [(X.reshape(24), X.reshape(24)), (INT, INT), (X.t(), X.t())])
+def test_two_geometries_of_a_size_are_found_without_a_search(proven, slot_of, others):
+    """A model has calls of one size that differ in shapes or dtypes, and makes them in turns."""
+    with opforge.enabled(proven, device="cpu", ops=["add"]) as made:
+        expected = [torch.ops.aten.sub(X, -X), torch.ops.aten.sub(others[0], -others[1])]
+        native = slot_of("add.Tensor")._native
+        for given in ((X, X), others):
+            torch.add(*given)
+        searches = native.searches
+        for _ in range(10):
+            for given, result in zip(((X, X), others), expected, strict=True):
+                assert described(torch.add(*given)) == described(result)
+        assert native.searches == searches
+        for size in range(100, 600):  # more than are found so
+            torch.add(torch.ones(size), 1)
+        searches = native.searches
+        torch.add(X, X)
+        torch.add(X, X)
+        assert native.searches == searches + 1
+        assert sum(made.counters()["add.Tensor"]["aten"].values()) == 2 + 20 + 500 + 2
+
+
+@pytest.mark.parametrize("op", ["add.Tensor", "mul.Tensor", "mul.Scalar", "mm.default", "_softmax.default"])
+def test_operators_that_models_call_most_take_arguments_without_boxing(op):
+    slot = NativeSlot(schema_of(op), "CPU", load())
+    try:
+        (line,) = [line for line in dumps(op)[0].splitlines() if line.startswith("CPU: opforge")]
+        assert line.endswith("[ boxed unboxed ]")
+    finally:
+        slot.restore()
+
+
 BASE = torch.ones(64)
 CHANGES = {
     "dtype": lambda: (torch.ones(4, 4, dtype=torch.float64), torch.ones(4, 4)),

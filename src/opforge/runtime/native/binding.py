@@ -16,7 +16,7 @@ from ..value_ranges import NumberLimits  # noqa: TID252  # packages carry these 
 from . import torch_layout
 from .building import NAMESPACE, NativeError, build
 
-ABI = 3
+ABI = 4
 """Version of the library's functions, as in runtime.cpp."""
 MAX_OUTCOMES = 64
 _ORDINARY_SHARED_BYTES = 48 << 10
@@ -45,6 +45,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "opforge_read_counts": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p)),
     "opforge_geometries": (ctypes.c_int64, (ctypes.c_void_p,)),
+    "opforge_searches": (ctypes.c_uint64, (ctypes.c_void_p,)),
     "opforge_set_inside": (None, (ctypes.c_int,)),
     "opforge_set_learning": (None, (ctypes.c_int,)),
     "opforge_load_driver": (ctypes.c_int, (ctypes.c_char_p,)),
@@ -231,6 +232,11 @@ class Slot:
     def geometries(self) -> int:
         """Return the number of geometries that are known."""
         return int(self.library._library.opforge_geometries(self.handle))  # noqa: SLF001
+
+    @property
+    def searches(self) -> int:
+        """Return how many calls had to be searched for, because they were not among those found last."""
+        return int(self.library._library.opforge_searches(self.handle))  # noqa: SLF001
 
 
 _loaded: list[NativeLibrary | NativeError] = []

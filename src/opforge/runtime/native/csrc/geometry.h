@@ -64,6 +64,7 @@ class Few {
     return true;
   }
   size_t size() const { return size_; }
+  void clear() { size_ = 0; }
   const Item& operator[](size_t i) const { return items_[i]; }
   operator c10::ArrayRef<Item>() const { return {items_, size_}; }
 
@@ -138,6 +139,14 @@ class Description {
 
  protected:
   Words words_;
+
+  // Forgets a call, before another comparison.
+  void forget() {
+    storages_.clear();
+    tensors_.clear();
+    numbers_.clear();
+    compared_all_ = true;
+  }
 
  private:
   static constexpr size_t kMaxCompared = 16;  // tensors that are compared for shared memory
@@ -340,7 +349,10 @@ class Geometry : public Description<WrittenWords> {
 // A comparison of a call's words with known ones.
 class Comparison : public Description<ExpectedWords> {
  public:
-  void expect(const std::vector<uint64_t>& words) { words_ = {words.data(), words.data() + words.size()}; }
+  void expect(c10::ArrayRef<uint64_t> words) {
+    forget();
+    words_ = {words.begin(), words.end()};
+  }
   bool is_complete() const { return words_.at == words_.end; }
 };
 

@@ -14,7 +14,7 @@
 namespace opforge {
 namespace {
 
-constexpr int kAbi = 3;
+constexpr int kAbi = 4;
 
 // What the library's code depends on in torch's headers. Those that work are in torch_layout.py.
 constexpr int64_t kLayout[] = {
@@ -180,6 +180,12 @@ OPFORGE_API int opforge_read_counts(void* slot, uint64_t* counts) {
 }
 
 OPFORGE_API int64_t opforge_geometries(void* slot) { return static_cast<Slot*>(slot)->geometries(); }
+
+// How many calls were searched for under the present rules, because they were not among those found last.
+OPFORGE_API uint64_t opforge_searches(void* slot) {
+  const auto rules = static_cast<Slot*>(slot)->rules();
+  return rules == nullptr ? 0 : rules->searches();
+}
 
 // Says whether this thread is inside a kernel, where every operator is ATen's own.
 OPFORGE_API void opforge_set_inside(int inside) { this_thread()->inside = inside; }

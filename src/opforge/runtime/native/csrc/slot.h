@@ -209,13 +209,16 @@ class Slot {
   bool recall(Thread* thread, size_t elements, Describe describe, Comparison& compared, Decision& decision) const {
     const Look table(thread, table_);
     if (!table) return false;
-    const Entry* entry = table->recent_of(elements).load(std::memory_order_acquire);
-    if (entry == nullptr) return false;
-    compared.expect(entry->words);
     compared.set_limits(table->rules->limits);
-    if (!describe(compared) || !compared.is_complete()) return false;
-    decide(*table->rules, *entry, thread, compared, decision);
-    return true;
+    for (const std::atomic<const Entry*>& place : table->recent_of(elements)) {
+      const Entry* entry = place.load(std::memory_order_acquire);
+      if (entry == nullptr) return false;
+      compared.expect(entry->words);
+      if (!describe(compared) || !compared.is_complete()) continue;
+      decide(*table->rules, *entry, thread, compared, decision);
+      return true;
+    }
+    return false;
   }
 
   // Looks a call up by its geometry. If it is not known, the decision's code says under which rules it is described.
@@ -228,7 +231,8 @@ class Slot {
     if (!describe(geometry)) return Known::kNever;
     const Entry* entry = table->find(geometry);
     if (entry == nullptr) return Known::kNo;
-    table->recent_of(elements).store(entry, std::memory_order_release);
+    table->rules->stripes[thread->stripe].searches.fetch_add(1, std::memory_order_relaxed);
+    table->found(entry, elements);
     decide(*table->rules, *entry, thread, geometry, decision);
     return Known::kYes;
   }
@@ -237,10 +241,15 @@ class Slot {
   template <class Description>
   C10_ALWAYS_INLINE static void decide(Rules& rules, const Entry& entry, Thread* thread, const Description& call,
                                        Decision& decision) {
-    decision.outcome = rules.outcomes[entry.outcome];
-    if (decision.outcome.action == kRun) decision.outcome.plan = plan_for(entry, call.tensors().size(), call.numbers());
-    decision.code = rules.generation << kOutcomeBits | entry.outcome;
-    if (decision.needs_python()) return;
+    decision.outcome = Outcome();
+    if (!entry.passes) {
+      decision.outcome = rules.outcomes[entry.outcome];
+      if (decision.outcome.action == kRun) {
+        decision.outcome.plan = plan_for(entry, call.tensors().size(), call.numbers());
+      }
+      decision.code = rules.generation << kOutcomeBits | entry.outcome;
+      if (decision.needs_python()) return;
+    }
     TORCH_CHECK(!thread->learning, "opforge: nothing to learn");  // Python knows this text
     rules.stripes[thread->stripe].counts[entry.outcome].fetch_add(1, std::memory_order_relaxed);
   }

@@ -21,7 +21,7 @@
 namespace opforge {
 
 constexpr size_t kStripes = 16, kMaxOutcomes = 64, kBuckets = 2048, kMaxGeometries = kBuckets / 2;
-constexpr size_t kMaxWordsInAll = 1 << 18, kRecentBits = 4, kRecent = 1 << kRecentBits;
+constexpr size_t kMaxWordsInAll = 1 << 18, kRecentBits = 5, kRecent = 1 << kRecentBits;
 
 enum Action : int { kPass, kServe, kRun };  // ATen's kernel, a C++ kernel, a Python kernel
 
@@ -79,7 +79,10 @@ struct Rules {
   size_t size = 0;
   std::array<Outcome, kMaxOutcomes> outcomes;
   // Not aligned: glibc before 2.38 seldom uses freed aligned memory again, and rules are replaced often.
-  struct Stripe { std::array<std::atomic<uint64_t>, kMaxOutcomes> counts{}; };
+  struct Stripe {
+    std::array<std::atomic<uint64_t>, kMaxOutcomes> counts{};
+    std::atomic<uint64_t> searches{0};  // of calls that were not among those found last; they cost more
+  };
   std::array<Stripe, kStripes> stripes;
 
   uint64_t total(size_t outcome) const {
@@ -87,21 +90,34 @@ struct Rules {
     for (const Stripe& stripe : stripes) sum += stripe.counts[outcome].load(std::memory_order_relaxed);
     return sum;
   }
+
+  uint64_t searches() const {
+    uint64_t sum = 0;
+    for (const Stripe& stripe : stripes) sum += stripe.searches.load(std::memory_order_relaxed);
+    return sum;
+  }
 };
 
-// One geometry, its outcome, and launch plans for its calls.
+// One geometry, its outcome, and launch plans for its calls. What a call to ATen needs lies together: between two calls
+// of an operator, a model does so much that none of it is in the processor's caches.
 struct Entry {
-  Entry(const Geometry& geometry, uint8_t its_outcome, const Plan* its_plans)
-      : outcome(its_outcome), words(geometry.words(), geometry.words() + geometry.count()), plans(its_plans) {}
+  Entry(const Geometry& geometry, uint8_t its_outcome, bool to_aten, const Plan* its_plans)
+      : outcome(its_outcome), passes(to_aten), plans(its_plans),
+        words(geometry.words(), geometry.words() + geometry.count()) {}
   const uint8_t outcome;
-  const std::vector<uint64_t> words;
+  const bool passes;
   mutable std::atomic<const Plan*> plans;
+  const c10::SmallVector<uint64_t, 20> words;  // of two tensors with four dimensions, and a number
 
   bool matches(const Geometry& geometry) const {
     return words.size() == geometry.count() &&
            std::memcmp(words.data(), geometry.words(), words.size() * sizeof(uint64_t)) == 0;
   }
 };
+
+// The entries of two geometries that were found last among the calls of a size, the last one first. Two, for a model
+// seldom has one geometry of a size: it multiplies by a tensor and by a number, and in two dtypes.
+using RecentEntries = std::array<std::atomic<const Entry*>, 2>;
 
 struct Table {
   explicit Table(std::shared_ptr<Rules> its_rules) : rules(std::move(its_rules)) {}
@@ -110,7 +126,7 @@ struct Table {
   }
   const std::shared_ptr<Rules> rules;
   size_t size = 0, words = 0;
-  mutable std::array<std::atomic<const Entry*>, kRecent> recent{};  // entries found last, by the size of their calls
+  mutable std::array<RecentEntries, kRecent> recent{};  // by the size of their calls
   std::array<std::atomic<const Entry*>, kBuckets> buckets{};
 
   const Entry* find(const Geometry& geometry) const {
@@ -120,17 +136,24 @@ struct Table {
     }
   }
 
-  std::atomic<const Entry*>& recent_of(size_t elements) const {
+  RecentEntries& recent_of(size_t elements) const {
     return recent[elements * 0x9E3779B97F4A7C15ULL >> (64 - kRecentBits)];
+  }
+
+  // Puts an entry before the one found last. Threads that do so at once may lose one of theirs, or have one twice.
+  void found(const Entry* entry, size_t elements) const {
+    RecentEntries& entries = recent_of(elements);
+    entries[1].store(entries[0].load(std::memory_order_acquire), std::memory_order_release);
+    entries[0].store(entry, std::memory_order_release);
   }
 
   // Adds a geometry that is not there; the caller holds the writers' lock, and the table is not full.
   void add(const Geometry& geometry, uint8_t outcome) {
-    const PlanStore* store = rules->outcomes[outcome].store;
-    const Plan* plans = store == nullptr ? nullptr : store->find(geometry.words(), geometry.count());
+    const Outcome& its = rules->outcomes[outcome];
+    const Plan* plans = its.store == nullptr ? nullptr : its.store->find(geometry.words(), geometry.count());
     size_t bucket = geometry.hash() % kBuckets;
     while (buckets[bucket].load(std::memory_order_relaxed) != nullptr) bucket = (bucket + 1) % kBuckets;
-    buckets[bucket].store(new Entry(geometry, outcome, plans), std::memory_order_release);
+    buckets[bucket].store(new Entry(geometry, outcome, its.action == kPass, plans), std::memory_order_release);
     ++size;
     words += geometry.count();
   }

@@ -46,7 +46,7 @@
 
 #define OPFORGE_TYPED_OPERATORS(_) \
   _(relu) _(gelu) _(silu) _(sigmoid) _(tanh) _(exp) _(neg) _(abs) _(rsqrt) _(add_Tensor) _(sub_Tensor) \
-  _(mul_Tensor) _(div_Tensor) _(pow_Tensor_Scalar) _(maximum) _(minimum) _(where_self) _(eq_Tensor) _(mm) \
+  _(mul_Tensor) _(mul_Scalar) _(div_Tensor) _(pow_Tensor_Scalar) _(maximum) _(minimum) _(where_self) _(eq_Tensor) _(mm) \
   _(bmm) _(addmm) _(baddbmm) _(_softmax) _(_log_softmax) _(native_layer_norm) _(sum_dim_IntList) _(mean_dim) \
   _(amax) _(embedding) _(gather) _(index_select) _(clamp) _(masked_fill_Scalar) _(threshold_backward) \
   _(gelu_backward) _(silu_backward) _(_softmax_backward_data)
