@@ -346,9 +346,10 @@ def test_what_takes_less_than_the_smallest_launch_is_bound_by_latency_and_has_no
 
 def test_results_that_stay_in_the_cache_need_not_reach_memory():
     made = _cost(moved_bytes=3_000_000, written_bytes=1_000_000)
-    assert [sol_us(made, PEAKS, 1 << 20, kept_bytes=kept)[0] for kept in (0, 400_000, 5_000_000)] == [
-        pytest.approx(us) for us in (3.0, 2.6, 2.0)
+    assert [sol_us(made, PEAKS, 1 << 26, kept_bytes=kept)[0] for kept in (0, 400_000, 5_000_000)] == [
+        pytest.approx(us) for us in (30.0, 26.0, 20.0)
     ]
+    assert sol_us(made, PEAKS, 1 << 20, kept_bytes=5_000_000)[0] == pytest.approx(3.0)  # they reach the cache
 
 
 def test_calls_touch_what_they_need_of_a_table_and_memory_written_back_once():

@@ -139,8 +139,11 @@ def sol_us(cost: Cost, peaks: Peaks, footprint_bytes: int, *, kept_bytes: int = 
     ``footprint_bytes`` is the memory touched before the same memory is used again. It sets the
     bandwidth. ``kept_bytes`` of the results need not leave the cache while calls are timed.
     """
-    moved = cost.moved_bytes - min(cost.written_bytes, kept_bytes)
-    memory_us = _us(moved, peaks.bandwidth(footprint_bytes, in_place=cost.in_place))
+    to_memory = cost.moved_bytes - min(cost.written_bytes, kept_bytes)
+    memory_us = max(
+        _us(to_memory, peaks.bandwidth(footprint_bytes, in_place=cost.in_place)),
+        _us(cost.moved_bytes, peaks.bandwidth(0, in_place=cost.in_place)),
+    )
     rate = peaks.rate(cost.kind)
     compute_us = _us(cost.flops, rate) if rate else 0.0
     return (compute_us, "compute") if compute_us > memory_us else (memory_us, "memory")
