@@ -27,6 +27,7 @@ def test_a_right_kernel_is_raced_on_each_case(root, tmp_path):
     assert head == "relu_implementation_1 against ATen: relu.default on cpu"
     assert first == WIDE
     assert SMALL in rest  # in the order in which they were given
+    assert any(line.startswith("  SOL     latency-bound: ") for line in rest)
     found = re.fullmatch(
         r"  call +kernel ([\d.]+) µs +ATen ([\d.]+) µs +× ATen ([\d.]+) \[([\d.]+), ([\d.]+)\] .*", race
     )

@@ -9,20 +9,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from opforge.judge.compare.properties import pooling, qr_lu, spectral, ties, unique
+from opforge.judge.compare.properties import pooling as pool_checks
+from opforge.judge.compare.properties import qr_lu, spectral, ties, unique
 from opforge.judge.compare.properties.property_check import PropertyCheck
 from opforge.judge.random import rules
 from opforge.judge.roofline.formulas import (
     Formula,
+    batch_norm,
+    class_loss,
+    class_loss_backward,
+    diagonal_elements,
+    embedding_backward,
+    fetched_along,
+    fetched_places,
+    fetched_rows,
     full_copy,
+    fused_step,
     gather,
+    masked_scatter,
     norm_backward,
     normalisation,
     part_replacement,
     partial_copy,
     pointwise,
+    pooling,
     reduction,
+    resampling,
     scatter,
+    strided_copy,
     triangular,
 )
 from opforge.judge.roofline.matrix_formulas import convolution, convolution_backward, linear_backward, product
@@ -73,6 +87,8 @@ class OperatorFacts:
     """Reads contents although it returns no tensor."""
     ignores_self: bool = False
     """Ignores the contents of ``self`` and uses only its shape or its memory."""
+    unread: tuple[str, ...] = ()
+    """Other arguments that need not be read: used for their shape, or contents choose a part of them."""
     conditionally_read: tuple[str, ...] = ()
     """Arguments of elementwise operators that are not needed where another argument decides."""
     dtype_decides: bool = False
@@ -93,7 +109,7 @@ def facts_of(op: Operator) -> OperatorFacts:
 
 _NO_FACTS = OperatorFacts()
 
-_embedding_bag = gather("weight", lambda c: c.tensors("indices")[0].numel() * c.tensors("weight")[0].shape[-1])
+_embedding_bag = gather("weight", fetched_rows("weight", "indices"))
 
 _LISTED: dict[tuple[str, ...], OperatorFacts] = {
     # Elementwise
@@ -114,7 +130,7 @@ _LISTED: dict[tuple[str, ...], OperatorFacts] = {
     ("heaviside",): OperatorFacts(conditionally_read=("values",), zero_signs=False),
     ("where", "isclose"): OperatorFacts(formula=pointwise, conditionally_read=("self", "other")),
     ("logical_and", "logical_or"): OperatorFacts(conditionally_read=("self", "other")),
-    ("masked_fill",): OperatorFacts(conditionally_read=("self",), zero_signs=True),
+    ("masked_fill",): OperatorFacts(formula=pointwise, conditionally_read=("self",), zero_signs=True),
     ("_masked_scale",): OperatorFacts(formula=pointwise, conditionally_read=("self",)),
     ("special_xlogy",): OperatorFacts(formula=pointwise, conditionally_read=("other",)),
     ("xlogy", "special_xlog1py"): OperatorFacts(conditionally_read=("other",)),
@@ -187,11 +203,17 @@ _LISTED: dict[tuple[str, ...], OperatorFacts] = {
         formula=reduction, crashes_on=("lazy_clone",), crashes_only_in="soft_margin_loss.out",
     ),
     ("multi_margin_loss_backward",): OperatorFacts(crashes_on=("argument:reduction",)),
-    ("nll_loss", "nll_loss_forward", "nll_loss2d", "nll_loss2d_forward"): OperatorFacts(
-        formula=gather("self", lambda c: c.tensors("target")[0].numel()),
-    ),
-    ("nll_loss_backward", "nll_loss2d_backward"): OperatorFacts(mostly_zeros=True),
+    ("nll_loss", "nll_loss_forward", "nll_loss2d", "nll_loss2d_forward"): OperatorFacts(formula=class_loss),
+    ("nll_loss_backward", "nll_loss2d_backward"): OperatorFacts(formula=class_loss_backward, mostly_zeros=True),
+    ("trace",): OperatorFacts(formula=diagonal_elements),
+    ("fill_diagonal",): OperatorFacts(formula=diagonal_elements, ignores_self=True),
+    ("searchsorted",): OperatorFacts(unread=("sorted_sequence", "sorter")),
+    ("bucketize",): OperatorFacts(unread=("boundaries",)),
+    ("log_sigmoid_backward",): OperatorFacts(unread=("buffer",)),
+    ("rrelu_with_noise_backward",): OperatorFacts(ignores_self=True),
+    ("ctc_loss",): OperatorFacts(unread=("log_probs",)),
     ("_ctc_loss",): OperatorFacts(
+        unread=("log_probs",),
         nan_is_uninitialised=True,  # log_alpha beyond each target's length
         partly_written=True,
     ),
@@ -201,21 +223,27 @@ _LISTED: dict[tuple[str, ...], OperatorFacts] = {
 
     # Softmax and norms
     (
-        "_softmax", "special_softmax", "_log_softmax", "special_log_softmax", "_safe_softmax", "_softmax_backward_data",
-        "_log_softmax_backward_data",
+        "_softmax", "special_softmax", "_log_softmax", "special_log_softmax", "_safe_softmax",
     ): OperatorFacts(formula=normalisation(5)),
+    ("_softmax_backward_data", "_log_softmax_backward_data"): OperatorFacts(formula=normalisation(4)),
     ("softmax", "log_softmax"): OperatorFacts(formula=normalisation(5), operations=("softmax",)),
+    ("native_layer_norm",): OperatorFacts(formula=normalisation(5, per_parameter=1)),
+    ("native_group_norm",): OperatorFacts(formula=normalisation(5)),
     (
-        "native_layer_norm", "native_group_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
-        "_native_batch_norm_legit_functional", "_batch_norm_with_update", "_batch_norm_no_update", "_fused_rms_norm",
-    ): OperatorFacts(formula=normalisation(7)),
-    ("layer_norm", "group_norm", "rms_norm"): OperatorFacts(formula=normalisation(7), operations=("normalisation",)),
+        "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit_functional",
+        "_batch_norm_with_update", "_batch_norm_no_update",
+    ): OperatorFacts(formula=batch_norm),
+    ("_fused_rms_norm", "_weight_norm_interface"): OperatorFacts(formula=normalisation(3, per_parameter=1)),
+    ("rms_norm",): OperatorFacts(formula=normalisation(3, per_parameter=1), operations=("normalisation",)),
+    ("layer_norm",): OperatorFacts(formula=normalisation(5, per_parameter=1), operations=("normalisation",)),
+    ("group_norm",): OperatorFacts(formula=normalisation(5), operations=("normalisation",)),
     ("batch_norm", "instance_norm"): OperatorFacts(
-        formula=normalisation(7), operations=("normalisation",), undeclared_writes=True,
+        formula=batch_norm, operations=("normalisation",), undeclared_writes=True,
     ),
     ("native_batch_norm", "cudnn_batch_norm"): OperatorFacts(
-        formula=normalisation(7), undeclared_writes=True, partly_written=True,
+        formula=batch_norm, undeclared_writes=True, partly_written=True,
     ),
+    ("cudnn_batch_norm_backward",): OperatorFacts(formula=norm_backward),
     ("miopen_batch_norm",): OperatorFacts(undeclared_writes=True, partly_written=True),
     ("_batch_norm_impl_index",): OperatorFacts(undeclared_writes=True),
     ("batch_norm_elemt",): OperatorFacts(operations=("normalisation",)),
@@ -246,23 +274,28 @@ _LISTED: dict[tuple[str, ...], OperatorFacts] = {
     ("zeros", "eye"): OperatorFacts(formula=full_copy, mostly_zeros=True),
     ("empty_like", "new_empty", "new_empty_strided"): OperatorFacts(ignores_self=True),
     (
-        "alias", "detach", "diagonal", "diagonal_copy", "expand", "masked_scatter", "narrow", "narrow_copy", "permute",
+        "alias", "detach", "diagonal", "diagonal_copy", "expand", "narrow", "narrow_copy", "permute",
         "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "repeat_interleave", "replication_pad1d",
         "replication_pad2d", "replication_pad3d", "select", "select_copy", "slice", "slice_copy", "split", "split_copy",
         "split_with_sizes", "split_with_sizes_copy", "squeeze", "t", "transpose", "unbind", "unbind_copy", "unfold",
         "unfold_copy", "unsqueeze", "view",
     ): OperatorFacts(zero_signs=True),
-    ("as_strided", "as_strided_copy"): OperatorFacts(layout_is_input=True, zero_signs=True),
-    ("as_strided_scatter", "_reshape_alias", "set"): OperatorFacts(layout_is_input=True),
+    ("as_strided",): OperatorFacts(layout_is_input=True, zero_signs=True),
+    ("as_strided_copy",): OperatorFacts(formula=strided_copy, layout_is_input=True, zero_signs=True),
+    ("as_strided_scatter",): OperatorFacts(formula=part_replacement, layout_is_input=True),
+    ("_reshape_alias", "set"): OperatorFacts(layout_is_input=True),
+    ("masked_scatter",): OperatorFacts(formula=masked_scatter, zero_signs=True),
     ("constant_pad_nd", "diag", "diag_embed"): OperatorFacts(
         formula=partial_copy, mostly_zeros=True, zero_signs=True,
     ),
     ("pad", "diagflat", "select_backward", "slice_backward"): OperatorFacts(formula=partial_copy, mostly_zeros=True),
     (
-        "block_diag", "diagonal_backward", "embedding_backward", "embedding_dense_backward", "gather_backward",
-        "index_select_backward", "masked_select_backward", "one_hot", "trace_backward",
+        "block_diag", "diagonal_backward", "embedding_backward", "index_select_backward", "one_hot", "trace_backward",
         "value_selecting_reduction_backward", "_efficientzerotensor",
     ): OperatorFacts(mostly_zeros=True),
+    ("embedding_dense_backward",): OperatorFacts(formula=embedding_backward, mostly_zeros=True),
+    ("gather_backward", "masked_select_backward"): OperatorFacts(ignores_self=True, mostly_zeros=True),
+    ("masked_scatter_backward",): OperatorFacts(unread=("grad_output",)),
     ("unfold_backward",): OperatorFacts(mostly_zeros=True, crashes_on=("zero_dim",)),
     ("_chunk_cat",): OperatorFacts(crashes_on=("zero_dim",)),
     ("slice_scatter", "select_scatter"): OperatorFacts(formula=part_replacement, zero_signs=True),
@@ -275,15 +308,31 @@ _LISTED: dict[tuple[str, ...], OperatorFacts] = {
     ),
 
     # Indexing
-    ("gather", "index_select", "index", "take"): OperatorFacts(
-        formula=gather("self"), checks_indices=True, zero_signs=True,
+    ("gather", "take"): OperatorFacts(
+        formula=gather("self", fetched_along), checks_indices=True, zero_signs=True,
     ),
+    ("index_select",): OperatorFacts(
+        formula=gather("self", fetched_rows("self", "index")), checks_indices=True, zero_signs=True,
+    ),
+    ("index",): OperatorFacts(formula=gather("self", fetched_places), checks_indices=True, zero_signs=True),
     ("masked_select",): OperatorFacts(formula=gather("self"), zero_signs=True),
-    ("_unsafe_index", "take_along_dim"): OperatorFacts(formula=gather("self")),
-    ("embedding",): OperatorFacts(formula=gather("weight"), checks_indices=True),
-    ("embedding_bag",): OperatorFacts(formula=_embedding_bag, generalises=("matrix product",)),
-    ("_embedding_bag", "_embedding_bag_forward_only"): OperatorFacts(formula=_embedding_bag),
-    ("_embedding_bag_backward", "_embedding_bag_per_sample_weights_backward"): OperatorFacts(crashes_on=("empty",)),
+    ("_unsafe_index",): OperatorFacts(formula=gather("self", fetched_places)),
+    ("take_along_dim",): OperatorFacts(formula=gather("self", fetched_along)),
+    ("embedding",): OperatorFacts(formula=gather("weight", fetched_rows("weight", "indices")), checks_indices=True),
+    (
+        "grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "cudnn_grid_sampler", "_grid_sampler_2d_cpu_fallback",
+        "grid_sampler_3d_backward", "_pack_padded_sequence",
+    ): OperatorFacts(unread=("input",)),
+    ("_unsafe_masked_index", "embedding_renorm"): OperatorFacts(ignores_self=True),
+    ("_unsafe_masked_index_put_accumulate",): OperatorFacts(unread=("values",)),
+    ("embedding_bag",): OperatorFacts(
+        formula=_embedding_bag, generalises=("matrix product",), unread=("per_sample_weights",),
+    ),
+    ("_embedding_bag", "_embedding_bag_forward_only"): OperatorFacts(
+        formula=_embedding_bag, unread=("per_sample_weights",),  # of padding
+    ),
+    ("_embedding_bag_backward",): OperatorFacts(crashes_on=("empty",)),
+    ("_embedding_bag_per_sample_weights_backward",): OperatorFacts(crashes_on=("empty",), unread=("weight",)),
     ("scatter",): OperatorFacts(formula=scatter("src"), checks_indices=True),
     ("scatter_add", "scatter_reduce"): OperatorFacts(formula=scatter("src", accumulates=True), checks_indices=True),
     ("index_add",): OperatorFacts(formula=scatter("source", accumulates=True), checks_indices=True),
@@ -314,15 +363,20 @@ _LISTED: dict[tuple[str, ...], OperatorFacts] = {
     ("mkldnn_linear",): OperatorFacts(formula=product("self", "weight"), operations=("matrix product",)),
     ("linalg_vecdot",): OperatorFacts(formula=product("x", "y"), operations=("matrix product",)),
     (
-        "einsum", "tensordot", "chain_matmul", "linalg_multi_dot", "_grouped_mm", "_scaled_grouped_mm", "bilinear",
-        "_trilinear", "_sparse_mm",
+        "einsum", "tensordot", "chain_matmul", "linalg_multi_dot", "bilinear", "_trilinear", "_sparse_mm",
     ): OperatorFacts(operations=("matrix product",)),
+    ("_grouped_mm", "_scaled_grouped_mm"): OperatorFacts(  # a group without rows needs no factor
+        operations=("matrix product",), unread=("mat2",),
+    ),
     ("linear_backward",): OperatorFacts(formula=linear_backward),
     (
         "_compute_linear_combination", "mkldnn_rnn_layer", "lstm", "gru", "rnn_tanh", "rnn_relu", "sspaddmm", "hspmm",
         "_dyn_quant_matmul_4bit", "fbgemm_linear_int8_weight", "_mixed_dtypes_linear",
     ): OperatorFacts(generalises=("matrix product",)),
-    ("_cudnn_rnn",): OperatorFacts(partly_written=True),
+    ("_cudnn_rnn",): OperatorFacts(partly_written=True, unread=("weight_buf",)),
+    (
+        "_fused_adam", "_fused_adamw", "_fused_adagrad", "_fused_sgd",
+    ): OperatorFacts(formula=fused_step),
     (
         "convolution", "_convolution", "convolution_overrideable", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
         "conv_transpose2d", "conv_transpose3d", "_convolution_mode", "cudnn_convolution", "cudnn_convolution_transpose",
@@ -372,18 +426,22 @@ _LISTED: dict[tuple[str, ...], OperatorFacts] = {
     ("lu_unpack",): OperatorFacts(crashes_on=("transposed",), crashes_only_in="lu_unpack.out"),
     ("linalg_qr", "qr"): OperatorFacts(property_check=qr_lu.qr),
     ("geqrf",): OperatorFacts(property_check=qr_lu.geqrf),
-    ("_linalg_eigh", "linalg_eigh"): OperatorFacts(property_check=spectral.eigh),
+    ("_linalg_eigh", "linalg_eigh"): OperatorFacts(property_check=spectral.eigh, unread=("A",)),  # half is read
     ("linalg_eig",): OperatorFacts(property_check=spectral.eig),
     ("linalg_eigvals", "_linalg_eigvals"): OperatorFacts(property_check=spectral.eigvals),
     ("_linalg_svd", "linalg_svd"): OperatorFacts(property_check=spectral.svd),
     ("svd",): OperatorFacts(property_check=spectral.svd, operations=("singular values",)),
     ("linalg_svdvals",): OperatorFacts(operations=("singular values",)),
-    ("cholesky", "linalg_cholesky_ex"): OperatorFacts(operations=("Cholesky decomposition",)),
-    ("triangular_solve", "linalg_solve_triangular"): OperatorFacts(operations=("triangular solution",)),
-    ("linalg_lu_solve", "ormqr", "linalg_householder_product", "cholesky_solve", "matrix_exp"): OperatorFacts(
-        generalises=("matrix product",),
+    ("cholesky", "linalg_cholesky_ex"): OperatorFacts(operations=("Cholesky decomposition",), ignores_self=True),
+    ("triangular_solve",): OperatorFacts(operations=("triangular solution",), unread=("A",)),  # half of it is read
+    ("linalg_solve_triangular",): OperatorFacts(operations=("triangular solution",), ignores_self=True),
+    ("linalg_lu_solve", "matrix_exp"): OperatorFacts(generalises=("matrix product",)),
+    ("ormqr", "linalg_householder_product"): OperatorFacts(
+        generalises=("matrix product",), unread=("self", "input"),
     ),
-    ("linalg_ldl_solve",): OperatorFacts(generalises=("matrix product", "inverse")),
+    ("cholesky_solve",): OperatorFacts(generalises=("matrix product",), unread=("input2",)),
+    ("linalg_ldl_solve",): OperatorFacts(generalises=("matrix product", "inverse"), unread=("LD",)),
+    ("linalg_ldl_factor", "linalg_ldl_factor_ex", "cholesky_inverse"): OperatorFacts(ignores_self=True),
     ("linalg_lstsq",): OperatorFacts(generalises=("matrix product", "inverse"), crashes_on=("argument:rcond",)),
     ("cdist", "pdist", "_euclidean_dist"): OperatorFacts(operations=("distance",)),
     ("_pdist_backward",): OperatorFacts(crashes_on=("empty",)),
@@ -403,24 +461,41 @@ _LISTED: dict[tuple[str, ...], OperatorFacts] = {
     ),
 
     # Pooling and resampling
-    ("max_pool2d",): OperatorFacts(operations=("maximum pooling",)),
+    ("max_pool2d",): OperatorFacts(formula=pooling, operations=("maximum pooling",)),
+    ("max_pool1d", "max_pool3d", "avg_pool1d", "avg_pool3d"): OperatorFacts(formula=pooling),
     ("max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices"): OperatorFacts(
-        property_check=pooling.max_pool,
+        formula=pooling, property_check=pool_checks.max_pool,
     ),
-    ("adaptive_max_pool1d", "adaptive_max_pool3d"): OperatorFacts(property_check=pooling.adaptive_max_pool),
+    ("adaptive_max_pool1d", "adaptive_max_pool3d"): OperatorFacts(property_check=pool_checks.adaptive_max_pool),
     ("adaptive_max_pool2d",): OperatorFacts(
-        property_check=pooling.adaptive_max_pool, operations=("maximum pooling",),
+        property_check=pool_checks.adaptive_max_pool, operations=("maximum pooling",),
     ),
-    ("adaptive_max_pool3d_backward",): OperatorFacts(crashes_on=("strided", "one_transposed")),
+    ("adaptive_max_pool3d_backward",): OperatorFacts(ignores_self=True, crashes_on=("strided", "one_transposed")),
     ("fractional_max_pool2d",): OperatorFacts(
-        property_check=pooling.fractional_max_pool, operations=("maximum pooling",),
+        property_check=pool_checks.fractional_max_pool, operations=("maximum pooling",),
     ),
-    ("fractional_max_pool3d",): OperatorFacts(property_check=pooling.fractional_max_pool),
+    ("fractional_max_pool3d",): OperatorFacts(property_check=pool_checks.fractional_max_pool),
+    ("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward"): OperatorFacts(
+        ignores_self=True, mostly_zeros=True,
+    ),
+    ("max_unpool2d", "max_unpool3d"): OperatorFacts(mostly_zeros=True),
+    (  # use its shape
+        "avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward",
+        "adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward", "fractional_max_pool2d_backward",
+        "fractional_max_pool3d_backward", "reflection_pad1d_backward", "reflection_pad2d_backward",
+        "reflection_pad3d_backward", "replication_pad1d_backward", "replication_pad2d_backward",
+        "replication_pad3d_backward",
+    ): OperatorFacts(ignores_self=True),
+    ("avg_pool2d",): OperatorFacts(formula=pooling, operations=("average pooling",)),
+    ("adaptive_avg_pool2d",): OperatorFacts(operations=("average pooling",)),
+    ("im2col",): OperatorFacts(formula=partial_copy),
     (
-        "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "max_unpool2d", "max_unpool3d",
-    ): OperatorFacts(mostly_zeros=True),
-    ("avg_pool2d", "adaptive_avg_pool2d"): OperatorFacts(operations=("average pooling",)),
-    ("grid_sampler_2d_backward",): OperatorFacts(crashes_on=("nan", "inf")),
+        "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
+        "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
+    ): OperatorFacts(formula=resampling(1)),
+    ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"): OperatorFacts(formula=resampling(2)),
+    ("upsample_bicubic2d",): OperatorFacts(formula=resampling(4)),
+    ("grid_sampler_2d_backward",): OperatorFacts(crashes_on=("nan", "inf"), unread=("input",)),
 
     # Random operators
     ("bernoulli",): OperatorFacts(random_rule=rules.bernoulli),

@@ -64,9 +64,11 @@ def _sol_line(sol: SolRecord) -> str:
     sides = "   ".join(
         f"{who} {percent(share)} %" for who, share in (("kernel", sol.kernel), ("ATen", sol.aten)) if share is not None
     )
+    work = f"{sol.bytes:,.0f} bytes, {sol.flops:,.0f} flops"
+    if sol.bound == "latency":
+        return f"SOL     latency-bound: {_us(sol.us)} for {work} is less than the smallest launch or call takes"
     counted = {"formula": "by formula", "estimate": "an estimate"}.get(sol.counted, sol.counted)
-    work = f"{sol.bytes:,.0f} bytes, {sol.flops:,.0f} flops, {counted}"
-    return f"SOL     {sides}   of {_us(sol.us)}, {sol.bound}-bound ({work})"
+    return f"SOL     {sides}   of {_us(sol.us)}, {sol.bound}-bound ({work}, {counted})"
 
 
 def _us(value: float | None) -> str:

@@ -52,9 +52,9 @@ class SolRecord:
     flops: int
     us: float
     bound: str
-    """What limits it: ``memory`` or ``compute``."""
+    """What limits it: ``memory``, ``compute`` or ``latency``."""
     kernel: float | None
-    """Percent of the speed of light that the kernel reaches."""
+    """Percent of the speed of light that the kernel reaches; None if it is bound by latency."""
     aten: float | None
     counted: str
     """How bytes and flops were counted."""

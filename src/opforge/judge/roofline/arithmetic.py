@@ -15,7 +15,7 @@ class ArithmeticKind(enum.StrEnum):
     F64_MATMUL = "f64 product"
     F32_MATMUL = "f32 product"
     TF32_MATMUL = "tf32 product"
-    """An f32 product whose factors are rounded to 10 bits; the judge does not allow it."""
+    """An f32 product whose factors are rounded to 10 bits; torch allows it for convolutions, on a GPU."""
     F16_MATMUL = "f16 product"
     BF16_MATMUL = "bf16 product"
     F8_MATMUL = "f8 product"

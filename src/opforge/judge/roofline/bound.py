@@ -55,6 +55,14 @@ class Cost:
     required_input_bytes: int = 0
     """Those of them that are inputs."""
     required_flops: int = 0
+    written_bytes: int = 0
+    """Those of ``moved_bytes`` that are written."""
+    touched_bytes: int | None = None
+    """Memory that they lie in: bytes read and written back count once. None: ``moved_bytes``."""
+
+    def footprint(self, calls: int) -> int:
+        """Return the memory that calls touch, each with its own inputs and results."""
+        return calls * (self.moved_bytes if self.touched_bytes is None else self.touched_bytes)
 
 
 def cost(op: Operator, args: Iterable[Any], kwargs: dict[str, Any], result: Any) -> Cost:
@@ -66,17 +74,31 @@ def cost(op: Operator, args: Iterable[Any], kwargs: dict[str, Any], result: Any)
     need = _need(call)
     written = distinct_bytes(call.outputs) if need.written_bytes is None else need.written_bytes
     sure_tensors = [*need.required_inputs, *(call.outputs if need.requires_all_writes else [])]
+    tensors = [t for t in [*call.outputs, *call.tensors(*call.inputs)] if t.layout is torch.strided]
     sure_input_tensors = [*need.required_inputs, *(call.written if need.requires_all_writes and call.in_place else [])]
     return Cost(
         moved_bytes=need.read_bytes + written,
+        written_bytes=written,
+        touched_bytes=min(need.read_bytes + written, distinct_bytes(tensors)),
         in_place=call.in_place and any(a.writes and a.name in read_arguments(call) for a in op.arguments),
-        flops=need.flops,
+        flops=_lane_operations(call, need),
         kind=need.kind,
         method="formula" if need.has_formula else "estimate",
         required_bytes=distinct_bytes(sure_tensors),
         required_input_bytes=distinct_bytes(sure_input_tensors),
         required_flops=need.required_flops,
     )
+
+
+def _lane_operations(call: CostedCall, need: CallWork) -> int:
+    """Return operations as the device's lanes of four bytes compute them: several small integers fit into one."""
+    if need.kind is not ArithmeticKind.INTEGER:
+        return need.flops
+    sizes = [t.element_size() for t in [*call.outputs, *call.tensors(*call.inputs)]]
+    return need.flops * min(_LANE_BYTES, max(sizes, default=_LANE_BYTES)) // _LANE_BYTES
+
+
+_LANE_BYTES = 4
 
 
 def _need(call: CostedCall) -> CallWork:
@@ -111,15 +133,18 @@ def _formula_by_tag(op: Operator) -> Formula | None:
 _FOREACH_NOT_POINTWISE = ("_foreach_mm", "_foreach_norm", "_foreach_max", "_foreach_powsum")
 
 
-def sol_us(cost: Cost, peaks: Peaks, footprint_bytes: int, *, tf32: bool = False) -> tuple[float, str]:
+def sol_us(cost: Cost, peaks: Peaks, footprint_bytes: int, *, kept_bytes: int = 0) -> tuple[float, str]:
     """Return the least time that a call can take, and its limit: ``memory`` or ``compute``.
 
     ``footprint_bytes`` is the memory touched before the same memory is used again. It sets the
-    bandwidth.
+    bandwidth. ``kept_bytes`` of the results need not leave the cache while calls are timed.
     """
-    memory_us = _us(cost.moved_bytes, peaks.bandwidth(footprint_bytes, in_place=cost.in_place))
-    kind = ArithmeticKind.TF32_MATMUL if tf32 and cost.kind is ArithmeticKind.F32_MATMUL else cost.kind
-    rate = peaks.rate(kind)
+    to_memory = cost.moved_bytes - min(cost.written_bytes, kept_bytes)
+    memory_us = max(
+        _us(to_memory, peaks.bandwidth(footprint_bytes, in_place=cost.in_place)),
+        _us(cost.moved_bytes, peaks.bandwidth(0, in_place=cost.in_place)),
+    )
+    rate = peaks.rate(cost.kind)
     compute_us = _us(cost.flops, rate) if rate else 0.0
     return (compute_us, "compute") if compute_us > memory_us else (memory_us, "memory")
 
@@ -142,21 +167,23 @@ def sol_figures(
     aten_us: float,
     *,
     kernel_us_high: float | None = None,
-    tf32: bool = False,
+    floor_us: float | None = None,
+    kept_bytes: int = 0,
 ) -> dict[str, Any]:
     """Return the field ``sol`` of a line of results, and ``alarm`` if the kernel is too fast.
 
     ``kernel_us_high`` is the slow end of the interval of the kernel's time. If ATen's time is also below
-    the bound, the peaks are too low, and there is no alarm.
+    the bound, the peaks are too low, and there is no alarm. ``floor_us`` is the time of the smallest launch or
+    call: below it neither memory nor arithmetic is the limit, and percentages would say nothing.
     """
-    us, bound = sol_us(cost, peaks, footprint_bytes, tf32=tf32)
+    us, bound = sol_us(cost, peaks, footprint_bytes, kept_bytes=kept_bytes)
+    is_latency_bound = floor_us is not None and us < floor_us
     sol = {
         "bytes": cost.moved_bytes,
         "flops": cost.flops,
         "us": us,
-        "bound": bound,
-        "kernel": 100 * us / kernel_us,
-        "aten": 100 * us / aten_us,
+        "bound": "latency" if is_latency_bound else bound,
+        **({} if is_latency_bound else {"kernel": 100 * us / kernel_us, "aten": 100 * us / aten_us}),
         "counted": cost.method,
     }
     slow = kernel_us if kernel_us_high is None else max(kernel_us_high, kernel_us)

@@ -84,14 +84,14 @@ class CostedCall:
     def in_place(self) -> bool:
         return bool(self.written) and self.op.kind is not SchemaKind.OUT
 
+    @property
+    def written_by_out(self) -> bool:
+        """Whether results are written to arguments that have no other use (``out``)."""
+        return self.op.kind is SchemaKind.OUT
+
     def number(self, name: str, default: float) -> Any:
         value = self.bound_arguments.get(name, default)
         return default if value is None else value
-
-    @property
-    def max_elements(self) -> int:
-        """The number of elements of the largest tensor."""
-        return max((t.numel() for t in [*self.outputs, *self.tensors(*self.inputs)]), default=0)
 
     def arithmetic_kind(self) -> ArithmeticKind:
         """Return the kind of arithmetic of an elementwise operator."""
@@ -104,18 +104,39 @@ class CostedCall:
 
 
 def matmul_kind(left: torch.Tensor) -> ArithmeticKind:
-    """Return the kind of arithmetic of a matrix product."""
-    return _MATMUL_KINDS.get(left.dtype, ArithmeticKind.INTEGER)
+    """Return the kind of arithmetic of a matrix product, as this process allows it."""
+    backend = torch.backends.mkldnn.matmul if left.device.type == "cpu" else torch.backends.cuda.matmul
+    return _allowed_kind(left, backend)
+
+
+def convolution_kind(source: torch.Tensor) -> ArithmeticKind:
+    """Return the kind of arithmetic of a convolution, as this process allows it: TF32 on a GPU by default."""
+    backend = torch.backends.mkldnn.conv if source.device.type == "cpu" else torch.backends.cudnn.conv
+    return _allowed_kind(source, backend)
+
+
+_ROUNDED_KINDS = {"tf32": ArithmeticKind.TF32_MATMUL, "bf16": ArithmeticKind.BF16_MATMUL}
+
+
+def _allowed_kind(factor: torch.Tensor, backend: Any) -> ArithmeticKind:
+    """Return the kind of arithmetic of factors; torch's setting may allow to round those in f32."""
+    kind = _MATMUL_KINDS.get(factor.dtype, ArithmeticKind.INTEGER)
+    return _ROUNDED_KINDS.get(backend.fp32_precision, kind) if kind is ArithmeticKind.F32_MATMUL else kind
 
 
 def real_flops(left: torch.Tensor, flops: int) -> int:
-    """Return the operations on real numbers: a complex product has four."""
-    return 4 * flops if left.is_complex() else flops
+    """Return the operations on real numbers: three real products make a complex one."""
+    return 3 * flops if left.is_complex() else flops
 
 
 def bytes_of_elements(source: torch.Tensor, elements: int) -> int:
     """Return the bytes of this many elements of a tensor, at most all that it has."""
     return min(int(elements * source.element_size()), distinct_bytes([source]))
+
+
+def share_of_bytes(source: torch.Tensor, share: float) -> int:
+    """Return the bytes of a share of a tensor's elements."""
+    return int(distinct_bytes([source]) * share)
 
 
 def has_nan(values: Iterable[Any]) -> bool:

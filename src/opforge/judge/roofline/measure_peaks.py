@@ -27,6 +27,8 @@ _WORKING_SET_BYTES = {
     "cuda": tuple(n * _MIB for n in (1, 4, 8, 16, 32, 64, 128, 256, 1024)),
 }
 _PRODUCT_SIZES = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
+_FACTOR_SCALES = {"cpu": (1,), "cuda": (1, 0)}
+"""Scales of the factors' contents. Zeros take a GPU less power, so that its clock may stay higher."""
 _MEASUREMENT_PASSES = 2
 _METHOD_BUDGET_S = 0.008
 """Time spent on one method at one size in each pass; it runs at least once."""
@@ -198,33 +200,38 @@ def _rates(device: str, kind: str, clock: Clock) -> dict[ArithmeticKind, float]:
         if kind == "cpu" and product_kind in _KINDS_NOT_ON_CPU:
             continue
         try:
-            rates[product_kind] = max(_rate(make, device, _PRODUCT_SIZES[kind], clock))
+            sizes, scales = _PRODUCT_SIZES[kind], _FACTOR_SCALES[kind]
+            rates[product_kind] = max(rate for scale in scales for rate in _rate(make, device, sizes, scale, clock))
         except (RuntimeError, NotImplementedError, ValueError):
             continue
     return rates
 
 
-def _rate(make: Callable[[int, str], Action], device: str, sizes: tuple[int, ...], clock: Clock) -> Iterator[float]:
+ProductMaker = Callable[[int, str, int], Action]
+"""Returns a product of square matrices of a size on a device. The last number scales the contents."""
+
+
+def _rate(make: ProductMaker, device: str, sizes: tuple[int, ...], scale: int, clock: Clock) -> Iterator[float]:
     expected = 0.0
     for n in sizes:
         if expected > _MAX_PRODUCT_S:
             return
-        seconds = clock(make(n, device))
+        seconds = clock(make(n, device, scale))
         yield 2 * n**3 / seconds
         expected = 8 * seconds
 
 
-def _dense_product(dtype: torch.dtype) -> Callable[[int, str], Action]:
-    def make(n: int, device: str) -> Action:
-        left, right = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+def _dense_product(dtype: torch.dtype) -> ProductMaker:
+    def make(n: int, device: str, scale: int) -> Action:
+        left, right = (scale * torch.randn(n, n, device=device).to(dtype) for _ in range(2))
         out = torch.empty(n, n, dtype=dtype, device=device)
         return lambda: torch.mm(left, right, out=out)
 
     return make
 
 
-def _tf32_product(n: int, device: str) -> Action:
-    product = _dense_product(torch.float32)(n, device)
+def _tf32_product(n: int, device: str, scale: int) -> Action:
+    product = _dense_product(torch.float32)(n, device, scale)
 
     def call() -> None:
         torch.set_float32_matmul_precision("high")
@@ -236,20 +243,20 @@ def _tf32_product(n: int, device: str) -> Action:
     return call
 
 
-def _f8_product(n: int, device: str) -> Action:
-    left, right = (torch.randn(n, n, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+def _f8_product(n: int, device: str, scale: int) -> Action:
+    left, right = ((scale * torch.randn(n, n, device=device)).to(torch.float8_e4m3fn) for _ in range(2))
     unit = torch.ones((), device=device)
     columns: Any = right.t()
     return lambda: torch._scaled_mm(left, columns, scale_a=unit, scale_b=unit, out_dtype=torch.bfloat16)  # noqa: SLF001
 
 
-def _i8_product(n: int, device: str) -> Action:
-    left, right = (torch.randint(-8, 8, (n, n), dtype=torch.int8, device=device) for _ in range(2))
+def _i8_product(n: int, device: str, scale: int) -> Action:
+    left, right = (scale * torch.randint(-8, 8, (n, n), dtype=torch.int8, device=device) for _ in range(2))
     columns = right.t() if device != "cpu" else right
     return lambda: torch._int_mm(left, columns)  # noqa: SLF001
 
 
-_PRODUCTS: dict[ArithmeticKind, Callable[[int, str], Action]] = {
+_PRODUCTS: dict[ArithmeticKind, ProductMaker] = {
     ArithmeticKind.BF16_MATMUL: _dense_product(torch.bfloat16),
     ArithmeticKind.F16_MATMUL: _dense_product(torch.float16),
     ArithmeticKind.F32_MATMUL: _dense_product(torch.float32),

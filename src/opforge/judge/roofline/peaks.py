@@ -24,7 +24,7 @@ from opforge.procs.channel import Channel, ChannelClosedError
 from opforge.runtime.devices import device_name
 from opforge.sandbox.host.client import Spawner
 
-_FORMAT = 2
+_FORMAT = 3
 _BUSY_PEAKS_LIFETIME_S = 3600.0
 """Peaks measured on a busy machine are measured again after this time."""
 _MEASURE_TIMEOUT_S = 120.0
@@ -41,6 +41,12 @@ _SUBSTITUTE_KINDS: dict[ArithmeticKind, tuple[ArithmeticKind, ...]] = {
 
 A product without special units runs at the plain rate, and integers have as many lanes as f32.
 Arithmetic without a measured neighbour sets no bound.
+"""
+
+_PARTS_OF_F32 = {ArithmeticKind.TF32_MATMUL: 3, ArithmeticKind.BF16_MATMUL: 6}
+"""Number of products of each kind that make one in f32: factors are split into parts with fewer bits.
+
+ATen's own attention in f32 does so on a GPU, with three of tf32.
 """
 
 BandwidthCurve = tuple[tuple[int, float], ...]
@@ -82,8 +88,15 @@ class Peaks:
         return max(once, _bandwidth_at(self.in_place_curve, footprint_bytes)) if in_place else once
 
     def rate(self, kind: ArithmeticKind) -> float | None:
-        """Return operations per second of a kind of arithmetic; None if unknown."""
-        return next((self.rates[k] for k in (kind, *_SUBSTITUTE_KINDS.get(kind, ())) if k in self.rates), None)
+        """Return operations per second of a kind of arithmetic; None if unknown.
+
+        A product in f32 may be made of several products with fewer bits, without loss.
+        """
+        rate = next((self.rates[k] for k in (kind, *_SUBSTITUTE_KINDS.get(kind, ())) if k in self.rates), None)
+        if kind not in (ArithmeticKind.F32_MATMUL, ArithmeticKind.TF32_MATMUL):
+            return rate
+        built = (self.rates[part] / count for part, count in _PARTS_OF_F32.items() if part in self.rates)
+        return max((r for r in (rate, *built) if r is not None), default=None)
 
     @property
     def fastest_rate(self) -> float | None:

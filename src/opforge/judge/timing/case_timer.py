@@ -89,9 +89,7 @@ class CaseTimer:
             return error.verdict
         except MalformedReplyError as error:
             return Verdict(VerdictKind.CONTRACT, str(error))
-        sol_figures = (
-            self._roofline_figures(op, entry, race.footprint_bytes, times) if device.type == self._device.type else {}
-        )
+        sol_figures = self._roofline_figures(op, entry, race, times) if device.type == self._device.type else {}
         figures = {**verdict.figures, **times, **sol_figures}
         figures |= {"clocks": clock_figures} if (clock_figures := monitor.figures()) else {}
         notes = (*race.notes, *monitor.notes(), *((_CONSTANT_RESULT_NOTE,) if _has_constant_result(entry) else ()))
@@ -156,7 +154,7 @@ class CaseTimer:
             self._baseline = None
 
     def _roofline_figures(
-        self, op: Operator, entry: BatchEntry, footprint: int, times: dict[str, Any]
+        self, op: Operator, entry: BatchEntry, race: gpu_race.GpuRace | CpuRace, times: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the case's cost at the speed of light, and whether it is launch-bound."""
         if self.peaks is None:
@@ -172,8 +170,17 @@ class CaseTimer:
         cost = bound.cost(op, args, dict(zip(entry.call.kwargs, kwargs, strict=True)), result)
         kernel_us, aten_us = times["kernel_us"], times["aten_us"]
         slow_us = kernel_us * times["speedup"] / times["speedup_low"]
-        shares = bound.sol_figures(cost, self.peaks, footprint, kernel_us, aten_us, kernel_us_high=slow_us)
         smallest_us = self.peaks.call_us if times["timed"] == "call" else self.peaks.launch_us
+        shares = bound.sol_figures(
+            cost,
+            self.peaks,
+            min(race.footprint_bytes, cost.footprint(race.input_sets)),
+            kernel_us,
+            aten_us,
+            kernel_us_high=slow_us,
+            floor_us=smallest_us,
+            kept_bytes=race.kept_bytes,
+        )
         return (
             {**shares, "launch_bound": True}
             if smallest_us is not None and aten_us <= _LAUNCH_BOUND_FACTOR * smallest_us

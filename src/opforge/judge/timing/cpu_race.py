@@ -168,6 +168,16 @@ class CpuRace:
         """Return the bytes that the calls of a block touch."""
         return int(self._call_bytes * len(self._seeds))
 
+    @property
+    def input_sets(self) -> int:
+        """Return how many calls of a block have inputs of their own."""
+        return len(self._seeds)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return the bytes of a call's results that caches surely hold back from memory: unknown."""
+        return 0
+
     def _row(self, measurement: Measurement) -> dict[str, Any]:
         row = measurement.row()
         headline = {"timed": measurement.name, "kernel_us": row["kernel_us"], "aten_us": row["aten_us"]}

@@ -221,7 +221,7 @@ class GpuRace:
         self._contents: list[list[torch.Tensor]] = []
         """Contents of each input in each set, as last written."""
         self._cores: set[int] = set()
-        self._sets = 1
+        self._sets = self._calls = 1
         self._random = random.SystemRandom()
         self.notes: list[str] = []
         self._method = "graph"
@@ -294,6 +294,16 @@ class GpuRace:
         return int(self._call_bytes * self._sets)
 
     @property
+    def input_sets(self) -> int:
+        """Return how many calls of a pass have inputs of their own."""
+        return self._sets
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return the bytes of a call's results that the cache may still hold when a pass ends."""
+        return _cold_cache_bytes(self._device) // 2 // self._calls
+
+    @property
     def _max_sets(self) -> int:
         """Return the maximum number of sets of inputs."""
         fitting = max(1, _MAX_DEVICE_BYTES // self._call_bytes)
@@ -340,7 +350,7 @@ class GpuRace:
 
     def _allocate(self, calls: int) -> list[AllocateReply]:
         """Set up ``calls`` calls on both sides, timed by the same method; return the replies."""
-        self._sets = min(calls, self._max_sets)
+        self._calls, self._sets = max(1, calls), min(calls, self._max_sets)
         cold_bytes = _cold_cache_bytes(self._device)
         flush_bytes = cold_bytes if self._call_bytes * self._sets >= cold_bytes else 0
         while True:

@@ -8,7 +8,7 @@ const FIGURES = [
   ["samples", (c) => (c.z === undefined ? (c.identical_draws ? `the same as ${data.against}'s` : "") : `${c.draws}, largest test ${short(c.z)}, allowed ${short(c.z_limit)}`)],
   ["times", (c) => (c.kernel_us === undefined ? "" : `${short(c.kernel_us, 4)} µs, ${data.against} ${short(c.aten_us, 4)} µs (${c.timed || "call"}, ${c.rounds} rounds)`)],
   ["speedup", (c) => interval(c.speedup, c.speedup_low, c.speedup_high) + (c.launch_bound ? " launch-bound" : "")],
-  ["SOL", (c) => (c.sol_us === undefined ? "" : `${short(c.sol_kernel)} % (${data.against} ${short(c.sol_aten)} %) of ${c.sol_bound}: ${bytes(c.sol_bytes)}, ${short(c.sol_flops)} operations`)],
+  ["SOL", (c) => (c.sol_us === undefined ? "" : c.sol_bound === "latency" ? `latency-bound: ${bytes(c.sol_bytes)}, ${short(c.sol_flops)} operations` : `${short(c.sol_kernel)} % (${data.against} ${short(c.sol_aten)} %) of ${c.sol_bound}: ${bytes(c.sol_bytes)}, ${short(c.sol_flops)} operations`)],
   ["variants", (c) => (c.variants || []).join(", ")],
   ["source", (c) => c.source || ""],
 ];
