@@ -268,6 +268,17 @@ def test_calls_of_one_geometry_are_learned_once(enabled):
     assert made.counters()["neg.default"] | {"kernel": ""} == {"kernel": "", "served": 6, "aten": {}, "replayed": 3}
 
 
+def test_of_many_calls_that_repeat_it_is_not_always_the_same_one_that_is_noted(enabled):
+    """After the first calls, one in sixteen is noted; a model may make sixteen calls again and again."""
+    made = enabled("neg")
+    for _ in range(64):
+        torch.neg(torch.ones(1))
+    for _ in range(30):
+        for size in range(2, 18):
+            torch.neg(torch.ones(size))
+    assert made.learn()["neg.default"]["plans"] >= 6
+
+
 def test_integers_in_tensors_stay_below_every_size_and_number():
     """They may be positions: one out of range would write anywhere."""
     grad, rows = torch.ones(50, 8), torch.zeros(50, dtype=torch.int64)

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import random
 import threading
 import time
 from collections import Counter
@@ -42,8 +43,11 @@ _POISONS = (0xA5, 0x5A, 0xFF)
 _MAX_QUEUED = 1024
 _MAX_PLANS_OF_GEOMETRY = 8
 """Plans that C++ keeps for a geometry; they differ in modes and in numbers."""
-_ALL_NOTED, _NOTED_EVERY = 64, 16
-"""How many calls without a plan are all noted, and which of the later ones."""
+_ALL_NOTED, _NOTED_SHARE = 64, 1 / 16
+"""How many calls without a plan are all noted, and which share of the later ones.
+
+These are chosen at random: models repeat their calls, so every sixteenth could be the same one each time.
+"""
 _MAX_LEARNED = 4
 """How often a call gets a plan before it is no longer noted."""
 _NOTHING_TO_LEARN = "opforge: nothing to learn"
@@ -376,13 +380,14 @@ class Learner:
         self._queue, self._working = [*self._working, *self._queue], []
         self._thread: threading.Thread | None = None
         self._ending = False
+        self._random = random.Random()  # noqa: S311  # the program's own random numbers stay as they are
 
     def note(self, slot: SlotLike, plans: KernelPlans, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note a call of a kernel that has no plan for it."""
         if plans.learn == "never" or plans.hopeless or len(plans.noted) + len(plans.learned) >= _MAX_QUEUED:
             return
         plans.runs += 1
-        if plans.runs > _ALL_NOTED and plans.runs % _NOTED_EVERY:  # noting takes as long as a short kernel
+        if plans.runs > _ALL_NOTED and self._random.random() > _NOTED_SHARE:  # noting takes as long as a short kernel
             return
         spec = CallSpec.of(args, kwargs)
         if not any(t.device.type in DEVICE_TYPES for t in spec.tensors):
