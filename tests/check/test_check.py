@@ -446,7 +446,6 @@ def test_an_operator_of_torch_by_name_where_the_cache_is_broken(tmp_path, monkey
     assert modules != sorted(modules), "as they were imported: in another order some are refused"
 
 
-@pytest.mark.slow
 def test_an_operator_by_name_with_what_registers_it(tmp_path):
     folder = package(
         tmp_path, "by_name", ONLY_MATRIX.format(name="by_name"), opforge_inputs=INPUTS.format(name="by_name")
@@ -493,7 +492,6 @@ def test_bad_options(tmp_path):
         checking.parse_target("math", "json")
 
 
-@pytest.mark.slow
 def test_nothing_registered_is_exit_code_5(tmp_path):
     file = tmp_path / "plain.py"
     file.write_text("x = 1\n")

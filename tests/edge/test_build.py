@@ -23,7 +23,6 @@ from opforge.edge.build import (
 from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels.native.compiler import BuildError
 from tests.command import opforge
-from tests.conftest import slow
 from tests.edge import folders
 
 
@@ -53,7 +52,8 @@ def stripped(library: Path) -> bytes:
     return bare.read_bytes()
 
 
-@pytest.mark.parametrize("tool", [slow(tool) if tool == "cmake" else tool for tool in toolchain.TOOLS])
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", toolchain.TOOLS)
 def test_a_library_has_what_is_selected_and_nothing_of_the_rest(folder, tool):
     opened = read_folder(folder)
     both = build(opened, select_all(opened.entries), tool=tool)

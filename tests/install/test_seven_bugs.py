@@ -137,6 +137,7 @@ print(all(torch.equal(call(), e) for call, e in zip(CALLS, expected)), made.oper
 """
 
 
+@pytest.mark.slow
 def test_a_package_serves_none_of_them(judged, tmp_path):
     with zipfile.ZipFile(pack(judged[0], "my_corners", tmp_path / "dist").wheel) as wheel:
         wheel.extractall(tmp_path / "site")

@@ -136,7 +136,8 @@ def test_a_finished_folder_is_not_written_over(finished):
     assert (finished / "results.jsonl").read_bytes() == kept
 
 
-@pytest.mark.parametrize("cut", [slow(1), 7, slow(40)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", [1, 7, 40])
 def test_a_truncated_results_file_is_mended(finished, cut):
     contents = (finished / "results.jsonl").read_bytes()
     (finished / "results.jsonl").write_bytes(contents[:-cut])
