@@ -133,7 +133,9 @@ def _export_all(folder: Path) -> None:
     beside.mkdir()
     (beside / "model.py").write_text(BESIDE_ATEN)
     ends = folder / "ends"
-    export(folder, PLAIN, at(WHOLE, beside), at(BOTH, beside), at(AFFINE, beside), at(STOP, ends), at(REFUSE, ends))
+    export(  # ALL registers the operator of AFFINE
+        folder, PLAIN, at(WHOLE, beside), at(BOTH, beside), ALL, at(AFFINE, beside), at(STOP, ends), at(REFUSE, ends)
+    )
 
 
 @pytest.fixture(scope="module")
