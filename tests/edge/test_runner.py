@@ -421,7 +421,7 @@ def test_a_backend_that_a_program_names_is_linked(place, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_of_other_operators_is_refused_when_it_is_built(place):
+def test_a_model_of_other_operators_is_refused_when_it_is_built(all_rich):
     folder = build.read_folder(MUL4)
     with pytest.raises(OpforgeError, match=r"rich.pte needs rich_ops::affine.out"):
         bindings.select_for_model(folder.entries, all_rich / "rich.pte")
