@@ -148,7 +148,8 @@ def test_a_short_race_leaves_no_speed_in_the_proof(root):
         assert ("timed" in proof["operators"]["relu.default"]["float32"]) is timed
 
 
-def test_a_race_without_time_is_refused(root):
-    done = opforge("time", str(root / "relu"), "--case", SMALL, OPFORGE_RACE_SECONDS="0")
+@pytest.mark.parametrize("seconds", ["0", "nan", "inf"])
+def test_a_race_without_time_or_without_end_is_refused(root, seconds):
+    done = opforge("time", str(root / "relu"), "--case", SMALL, OPFORGE_RACE_SECONDS=seconds)
     assert done.returncode == 2
-    assert "--race-seconds 0.0 is too small; it must be at least 0.1" in done.stderr
+    assert f"--race-seconds {float(seconds)} is out of range; it must be 0.1 to 600" in done.stderr

@@ -364,7 +364,9 @@ def test_while_one_side_runs_the_other_is_stopped_and_both_run_afterwards(ring):
             time.sleep(0.001)
         stopped.append(tuple(letter == "T" for letter in states))
 
-    row = CpuRace(*sides, "mm.default", entry, None, writes_inputs=False, sample_device=watch).run()
+    row = CpuRace(
+        *sides, "mm.default", entry, None, writes_inputs=False, race_s=SHORT_RACE_S, sample_device=watch
+    ).run()
     assert row["rounds"] >= 5
     assert set(stopped) == {(True, False), (False, True)}
     assert "T" not in [state(worker) for worker in sides]
@@ -584,6 +586,6 @@ def test_that_atens_process_does_not_stop_is_no_fault_of_the_kernels(ring, monke
 def test_places_of_inputs_that_cannot_be_are_refused(ring, place):
     _, entry = ring.placed("neg.default", UNARY)
     worker = ring.worker("neg.default")
-    race = GpuRace(worker, worker, "neg.default", entry, None, CPU, writes_inputs=False)
+    race = GpuRace(worker, worker, "neg.default", entry, None, CPU, writes_inputs=False, race_s=SHORT_RACE_S)
     with pytest.raises((RejectedError, MalformedReplyError)):
         race._map_inputs(race._kernel, AllocateReply.from_wire({"inputs": [[place]]}, 1, 1).inputs[0])

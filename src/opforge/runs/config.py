@@ -14,7 +14,7 @@ from opforge.suites.base import DEFAULT_DTYPES
 from opforge.suites.case_selection import CaseSelection
 from opforge.suites.lookup import names_a_file
 
-DEFAULT_RACE_S = 1.0
+MIN_RACE_S, DEFAULT_RACE_S, MAX_RACE_S = 0.1, 1.0, 600.0
 RUNTIMES = {
     "python": "each kernel's function is called",
     "native": "each kernel is installed at its operator, as `opforge.enable` does, and the operator is called",
@@ -62,12 +62,15 @@ class RunConfig:
         """Return the settings with absolute paths; raises if one is out of range."""
         for name, value, minimum in (
             ("--timeout", self.timeout_s, 0.1),
-            ("--race-seconds", self.race_s, 0.1),
             ("--memory-gib", self.memory_gib, 0.25),
             ("--p", self.p, 0),
         ):
             if not value >= minimum:
                 raise OpforgeError(f"{name} {value} is too small; it must be at least {minimum}")
+        if not MIN_RACE_S <= self.race_s <= MAX_RACE_S:
+            raise OpforgeError(
+                f"--race-seconds {self.race_s} is out of range; it must be {MIN_RACE_S} to {MAX_RACE_S:g}"
+            )
         max_workers = registry.load("executors", self.executor).most_workers
         if not 1 <= self.workers <= max_workers:
             raise OpforgeError(f"--workers {self.workers} is out of range; it must be 1 to {max_workers}")

@@ -92,7 +92,7 @@ class CpuRace:
         judging: ResultJudge | None,
         *,
         writes_inputs: bool,
-        race_s: float = 1.0,
+        race_s: float,
         sample_device: Callable[[], None] | None = None,
     ) -> None:
         self._kernel, self._aten = Side(kernel, is_kernel=True), Side(baseline, is_kernel=False)
