@@ -26,6 +26,11 @@ _LIMIT_S = 60.0
 _BUILD_LIMIT_S = 1200.0
 
 
+def prepare() -> None:
+    """Look in the server for what torch overrides, once for all runs that use it."""
+    _overridden_by_torch("cpu")
+
+
 def serve(config: dict[str, Any], fds: list[int]) -> None:
     """Answer one request."""
     if "confinement" in config:
@@ -34,16 +39,11 @@ def serve(config: dict[str, Any], fds: list[int]) -> None:
     if "native" in config:
         Channel.from_fd(fds[0]).send({"problem": _build_native_runtime()})
         return
+    if "overridden" in config:
+        Channel.from_fd(fds[0]).send({"overridden": _overridden_by_torch(config["overridden"].partition(":")[0])})
+        return
     import torch  # not above: the process that calls check_device has no torch
 
-    if "overridden" in config:
-        from opforge.runtime.aten_kernels import dispatch_key
-        from opforge.runtime.loading import aten_operators
-        from opforge.runtime.torch_native import overridden_by_torch
-
-        names = overridden_by_torch(dispatch_key(config["overridden"]), aten_operators())
-        Channel.from_fd(fds[0]).send({"overridden": names})
-        return
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     Channel.from_fd(fds[0]).send({"cuda": [torch.cuda.get_device_name(i) for i in range(count)]})
 
@@ -109,6 +109,15 @@ def _ask(spawner: Spawner, config: dict[str, Any], limit_s: float = _LIMIT_S) ->
     ours.close()
     spawner.stop(pid)
     return reply
+
+
+@functools.cache
+def _overridden_by_torch(device_type: str) -> list[str]:
+    from opforge.runtime.aten_kernels import dispatch_key  # they import torch
+    from opforge.runtime.loading import aten_operators
+    from opforge.runtime.torch_native import overridden_by_torch
+
+    return overridden_by_torch(dispatch_key(device_type), aten_operators())
 
 
 def _build_native_runtime() -> str:
