@@ -32,13 +32,14 @@ from opforge.judge.verdict import RejectedError, Verdict, VerdictKind
 from opforge.procs import linux
 from opforge.runtime.trees import map_instances
 from opforge.sandbox.guest.cpu_timed_calls import result_parts
-from opforge.sandbox.guest.device_memory import MappedMemory, MemoryLocation
+from opforge.sandbox.guest.device_memory import MappedMemory
 from opforge.sandbox.guest.timed_calls import rehearsal_calls
 from opforge.sandbox.host.reply import (
     AllocateReply,
     CallReply,
     EstimateReply,
     MalformedReplyError,
+    MemoryLocation,
     ReportedTensor,
     ResultReply,
     RunReply,

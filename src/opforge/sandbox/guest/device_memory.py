@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from opforge.sandbox.host.reply import MemoryLocation
+
 _HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
-MemoryLocation = tuple[str, int]
-"""A hexadecimal handle and an offset; for host memory, no handle and an address."""
 
 
 class _Handle(ctypes.Structure):

@@ -17,10 +17,10 @@ from opforge.cases import Phase, Test
 from opforge.cases.tensors import flat_storage
 from opforge.cases.wire import SHORT_DTYPES
 from opforge.sandbox.guest.loader import KernelLoadError, describe_exception, import_file
+from opforge.sandbox.host.reply import MAX_TESTS
 
 TEST_FUNCTIONS = {Phase.CORRECTNESS: "get_correctness_tests", Phase.PERFORMANCE: "get_performance_tests"}
 _ALIGN = 64
-MAX_TESTS = 10_000
 
 
 class InputFileRunner:

@@ -19,7 +19,8 @@ from torch.cuda import stream as on_stream
 from opforge.cases.tensors import flat_storage, owned_copy, tensor_from_row
 from opforge.cases.wire import decode
 from opforge.sandbox.guest.cpu_timed_calls import result_parts
-from opforge.sandbox.guest.device_memory import MemoryLocation, MemoryLocator
+from opforge.sandbox.guest.device_memory import MemoryLocator
+from opforge.sandbox.host.reply import MemoryLocation
 
 _WARM_UP = 3
 _ESTIMATE_CALLS = 8

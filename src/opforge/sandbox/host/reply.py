@@ -13,12 +13,14 @@ from typing import Any
 
 from opforge.cases.values import DTYPES, contiguous_strides
 from opforge.runtime.trees import instances, map_instances
-from opforge.sandbox.guest.device_memory import MemoryLocation
-from opforge.sandbox.guest.input_file import MAX_TESTS
 
 MALFORMED_REPLY = "the worker's reply is malformed"
 REPLAYED, CPP, PYTHON = WAYS = ("replayed", "C++", "Python")
 """How a call ran behind a native slot: from a launch plan, as a C++ operator, or through Python."""
+MAX_TESTS = 10_000
+"""Tests that a user's file may have for a phase."""
+MemoryLocation = tuple[str, int]
+"""A hexadecimal handle and an offset; for host memory, no handle and an address."""
 _DEFAULT_ESTIMATE_NS = 1e6
 _MAX_COUNTED_OPERATORS = 100
 _MAX_NAME_CHARS = 80
