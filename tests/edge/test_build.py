@@ -137,6 +137,7 @@ def test_a_schema_that_differs_from_the_registered_one_is_shown_with_both(folder
     assert "Tensor x, int n, *" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_entry_that_nothing_registers_is_named(folder):
     (folder / "ops.py").write_text(
         'from opforge.edge.define import define\ndefine("my_ops::mul3(Tensor x) -> Tensor", lambda x: x * 3)\n'

@@ -63,9 +63,9 @@ def _export(place: Path) -> None:
     ("model", "operators"),
     [
         ("mul3", ["my_ops::mul3.out"]),
-        ("both", ["my_ops::also3.out", "my_ops::mul3.out"]),
+        slow("both", ["my_ops::also3.out", "my_ops::mul3.out"]),
         slow("varying", ["my_ops::mul3.out"]),
-        ("with_numpy", ["my_ops::with_numpy.out"]),
+        slow("with_numpy", ["my_ops::with_numpy.out"]),
         slow("adds_too", ["aten::add.out", "my_ops::add.out"]),
     ],
 )

@@ -191,12 +191,12 @@ def test_a_kernel_that_does_its_work_twice_is_half_as_fast(ring):
         slow("add.out", "((T([64], f32), T([64], f32)), {'out': T([64], f32)})"),
         slow("neg.out", "((T([64], f32),), {'out': T([0], f32)})"),
         slow("sort.values", "((T([64], f32),), {'values': T([64], f32), 'indices': T([64], i64)})"),
-        ("bernoulli.default", "((T([64, 64], f32, low=0, high=1),), {})"),
+        slow("bernoulli.default", "((T([64, 64], f32, low=0, high=1),), {})"),
         slow("rand_like.default", UNARY),
         slow("add.Tensor", "((T([64, 64], i64), T([64, 64], i64)), {})"),
         slow("bitwise_not.default", "((T([64], b8),), {})"),
         slow("arange.default", "((100,), {})"),
-        ("cat.default", "(([T([8, 4], bf16), T([3, 4], bf16)],), {})"),
+        slow("cat.default", "(([T([8, 4], bf16), T([3, 4], bf16)],), {})"),
         slow("mul.Tensor", "((T([40, 30], c64, stride=(1, 40)), T([40, 1], c64)), {})"),
         slow("sum.default", "((T([0, 3], f32),), {})"),
         slow("embedding.default", "((T([10, 16], f32), T([5], i64, low=0, high=10)), {})"),
@@ -282,6 +282,7 @@ def test_a_kernel_that_raises_after_many_calls_is_wrong(ring):
     assert near(ring.race("neg.default", UNARY))  # ATen's worker goes on
 
 
+@pytest.mark.slow
 def test_a_kernel_whose_process_ends_after_many_calls_crashed_and_atens_worker_goes_on(ring):
     source = """
         import os
@@ -300,7 +301,7 @@ def test_a_kernel_whose_process_ends_after_many_calls_crashed_and_atens_worker_g
     assert near(afterwards)
 
 
-@pytest.mark.parametrize(("op", "late"), [("neg.default", "torch.empty_like(self)"), ("bernoulli.default", "self[:1]")])
+@pytest.mark.parametrize(("op", "late"), [slow("neg.default", "torch.empty_like(self)"), ("bernoulli.default", "self[:1]")])
 def test_results_of_timed_calls_are_judged_those_of_random_operators_by_their_contract(ring, op, late):
     base = op.removesuffix(".default")
     source = f"""
@@ -315,6 +316,7 @@ def test_results_of_timed_calls_are_judged_those_of_random_operators_by_their_co
     assert verdict.reason.startswith("an output of a timed call is wrong: ")
 
 
+@pytest.mark.slow
 def test_both_the_last_of_the_timed_calls_and_an_earlier_one_are_looked_at(ring):
     shared = """
         import torch
@@ -382,11 +384,12 @@ EDGE = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "honest"),
     [
         ("(self if self.argmax() else self * 2)", False),  # wrong wherever the largest element is the first
-        slow("(kept[0] if len(kept) > 1 else self)", True),  # right in a first call, and wrong in all others
+        ("(kept[0] if len(kept) > 1 else self)", True),  # right in a first call, and wrong in all others
     ],
 )
 def test_who_is_wrong_on_such_contents_untimed_too_is_wrong_and_no_cheat(ring, what, honest):
@@ -401,7 +404,7 @@ def test_who_is_wrong_on_such_contents_untimed_too_is_wrong_and_no_cheat(ring, w
             assert verdict.reason.startswith("with other contents, as in timed calls: result: ")
 
 
-@pytest.mark.parametrize("plainly", ["wrong", "passed", "unsupported", "error", None])
+@pytest.mark.parametrize("plainly", ["wrong", "passed", slow("unsupported"), slow("error"), slow(None)])
 def test_the_verdict_on_a_wrong_output_of_a_timed_call(ring, monkeypatch, plainly):
     monkeypatch.setattr(cpu_race, "drawn_seeds", lambda count: [5] * count)
     batch, entry = ring.placed("neg.default", "((T([9], f32),), {})")

@@ -105,6 +105,7 @@ def test_importing_torch_warns_of_unknown_names_enables_the_known_and_reports_at
     assert any(line.startswith("  not enabled: tanh.default: tanh_implementation_1 has no proof") for line in rest)
 
 
+@pytest.mark.slow
 def test_settings_are_those_of_enable_and_what_is_wrong_is_one_warning(python):
     first = {"OPFORGE_BACKEND": "first_pack"}
     every = {**first, "OPFORGE_POLICY": "all"}

@@ -90,6 +90,7 @@ def test_the_demo_notices_a_wrong_product(demo):
     assert "WRONG" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_demo_says_what_to_build_first(demo):
     (demo.parent / "build").unlink()
     done = subprocess.run([sys.executable, str(demo)], capture_output=True, text=True, check=False)

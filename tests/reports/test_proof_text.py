@@ -49,6 +49,7 @@ def open_first(browser: Any, folder: Path) -> None:
     wait(browser, lambda b: find(b, "dialog section[aria-label=proof]"))
 
 
+@pytest.mark.slow
 def test_the_page_that_a_run_leaves_shows_what_the_run_has_proven(browser, tmp_path):
     file = tmp_path / "kernels" / "relu" / "relu_implementation_1.py"
     file.parent.mkdir(parents=True)

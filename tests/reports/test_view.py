@@ -25,7 +25,7 @@ from opforge.kernels.custom_folder import digest
 from opforge.kernels.proof import proof_path
 from opforge.reports.page.view_server import ViewServer
 from opforge.runtime.proof_files import PROOF_FORMAT
-from tests.conftest import ROOT
+from tests.conftest import ROOT, slow
 from tests.install.proving import write
 from tests.reports.browsing import chromium, manifest, row, texts, write_run
 
@@ -211,7 +211,7 @@ def test_a_silent_caller_keeps_nobody_waiting(serve, run):
         assert ask(server, "/data")[0] == 200
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ending", [slow(signal.SIGINT), signal.SIGTERM])
 def test_the_command_serves_until_it_is_ended(run, ending):
     command = [sys.executable, "-m", "opforge.cli", "view", str(run), "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

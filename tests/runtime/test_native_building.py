@@ -137,6 +137,7 @@ def _no_home():
     raise RuntimeError("Could not determine home directory.")
 
 
+@pytest.mark.slow
 def test_a_compiler_without_a_version_is_tried(enabled_once, monkeypatch, tmp_path):
     monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
     silent = tmp_path / "c++"

@@ -53,6 +53,7 @@ def test_it_is_used_without_a_compiler_after_one_self_test_of_its_contents(shipp
     assert tests_run == [shipped, shipped]
 
 
+@pytest.mark.slow
 def test_no_cache_is_needed(shipped, tests_run, monkeypatch):
     monkeypatch.setenv("OPFORGE_CACHE", "/proc/no-such-folder")
     assert building.build() == shipped
@@ -109,7 +110,7 @@ extern "C" int opforge_layout(int64_t* numbers, int) {{
 @pytest.mark.parametrize(
     "changed, version, reason",
     [
-        ({0: 8}, "", "the layout of torch .* is not known"),  # sizes of TensorImpl
+        slow({0: 8}, "", "the layout of torch .* is not known"),  # sizes of TensorImpl
         slow({7: 1}, "", "the layout of torch .* is not known"),  # the dispatch key CUDA
         slow({}, "1.13.0", "was built for torch 1.13.0"),
     ],

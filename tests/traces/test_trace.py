@@ -97,7 +97,7 @@ def test_operators_of_the_users_own(made):
     "function, said",
     [
         slow("raises", "raised ValueError: the model is broken"),
-        ("dies", "died of SIGSEGV"),
+        slow("dies", "died of SIGSEGV"),
         slow("leaves", "exited with status 3"),
     ],
 )
@@ -152,6 +152,7 @@ def program(name: str) -> Target:
     return Target(FUNCTION, f"tests.traces.programs:{name}")
 
 
+@pytest.mark.slow
 def test_without_contents_ranges_are_those_that_operators_need(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     collector, said = recorded_here(tmp_path, program("indexed"), fake=True)
