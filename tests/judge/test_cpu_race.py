@@ -301,7 +301,9 @@ def test_a_kernel_whose_process_ends_after_many_calls_crashed_and_atens_worker_g
     assert near(afterwards)
 
 
-@pytest.mark.parametrize(("op", "late"), [slow("neg.default", "torch.empty_like(self)"), ("bernoulli.default", "self[:1]")])
+@pytest.mark.parametrize(
+    ("op", "late"), [slow("neg.default", "torch.empty_like(self)"), ("bernoulli.default", "self[:1]")]
+)
 def test_results_of_timed_calls_are_judged_those_of_random_operators_by_their_contract(ring, op, late):
     base = op.removesuffix(".default")
     source = f"""
