@@ -15,6 +15,15 @@ class OpforgeError(Exception):
     exit_code = 2
 
 
+MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.1, 86_400.0
+
+
+def check_range(option: str, value: float, minimum: float, maximum: float) -> None:
+    """Raise if an option's value is outside of its range; NaN is outside of any."""
+    if not minimum <= value <= maximum:
+        raise OpforgeError(f"{option} {value} is out of range; it must be {minimum:,g} to {maximum:,g}")
+
+
 class UnknownNameError(OpforgeError):
     """A name that is not registered or listed anywhere."""
 

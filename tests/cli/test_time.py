@@ -97,6 +97,7 @@ def test_a_case_that_aten_does_not_take_says_so():
     ("words", "code", "message"),
     [
         (["kernels/relu"], 2, "no case to time; give one or more with --case"),
+        (["nosuch.py"], 2, "there is no kernel 'nosuch.py': no such file or folder"),
         (["kernels/relu", "--case", "T([4])"], 2, "not a case: 'T([4])'"),
         (["kernels/relu", "--case", "((T([4], f33),), {})"], 2, "'f33' is not a dtype"),
         (["kernels/relu", "--case", "((T([4], f32, at=0),), {})"], 2, "refers with at= to a suite's stored contents"),
@@ -105,7 +106,7 @@ def test_a_case_that_aten_does_not_take_says_so():
         (["kernels/rellu", "--case", SMALL], 2, "unknown operator 'rellu'; did you mean 'relu'"),
         (["aten:rellu", "--case", SMALL], 2, "unknown operator 'rellu'; did you mean 'relu'"),
         (["aten:relu", "--case", SMALL, "--op", "relu_"], 2, "--op cannot be combined with aten:relu"),
-        (["nowhere", "--case", SMALL], 2, "there is no kernel 'nowhere'; give a file such as"),
+        (["nowhere", "--case", SMALL], 2, "there is no kernel 'nowhere': no such file or folder; give a file such as"),
         (
             ["kernels", "--case", SMALL],
             5,
@@ -120,7 +121,7 @@ def test_a_case_that_aten_does_not_take_says_so():
         (["kernels/mine.py", "--case", SMALL], 2, "'mine.py' does not name its operator"),
         (["kernels/mine.txt", "--case", SMALL], 2, "a kernel is a Python file"),
         (["kernels/relu", "--case", SMALL, "--device", "gpu"], 2, "unknown device 'gpu'; allowed: cpu, cuda"),
-        (["kernels/relu", "--case", SMALL, "--timeout", "0"], 2, "--timeout 0.0 is too small"),
+        (["kernels/relu", "--case", SMALL, "--timeout", "1e300"], 2, "--timeout 1e+300 is out of range"),
         (["kernels/relu", "--case", SMALL, "--format", "xml"], 2, "unknown format 'xml'"),
         (["kernels/relu", "--case", SMALL, "--out", "kernels"], 2, "'kernels' is not empty; --out needs a new folder"),
     ],

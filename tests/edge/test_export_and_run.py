@@ -276,7 +276,7 @@ def test_the_command_fails_with_the_reason(ran, monkeypatch):
     assert "seven dimensions are wanted" in done.stderr
     none = opforge("edge", "run", "m.pte", "--timeout", "0")
     assert none.returncode == 2
-    assert "--timeout 0 is not allowed; give seconds above 0" in none.stderr
+    assert "--timeout 0.0 is out of range; it must be 0.1 to 86,400" in none.stderr
 
 
 def test_missing_operators_are_listed(ran):

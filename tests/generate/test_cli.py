@@ -105,7 +105,7 @@ def test_six_workers_and_fifteen_rounds_by_the_known_name(tmp_path):
         (["--backend", "llm", "--dsl", "tritn"], "unknown DSL 'tritn'; did you mean 'triton'"),
         (["--backend", "llm", "--llm-model", "llama"], "use --backend llm-relay"),
         (["--backend", "llm-relay", "--llm-relay-url", "http://localhost:1/v1"], "give --llm-model"),
-        (["--backend", "llm", "--llm-attempts", "0"], "must be 1 to 1000"),
+        (["--backend", "llm", "--llm-attempts", "0"], "must be 1 to 1,000"),
         (["--backend", "llm", "--max-cost", "-1"], "--max-cost -1.0 is out of range"),
         (
             ["--backend", "llm", "--kernel-agent-workers", "2"],

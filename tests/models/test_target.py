@@ -56,5 +56,5 @@ def test_architectures_are_found_by_their_library(tmp_path, monkeypatch):
     assert (found.library, found.architecture, found.folder) == ("hf", "BertModel", str(tmp_path))
     assert found.settings["batch"] == 3
     assert ModelTarget.from_wire(found.wire()) == found
-    with pytest.raises(OpforgeError, match="--seq 0 is too small"):
+    with pytest.raises(OpforgeError, match="--seq 0 is out of range"):
         find_model("hf:BertModel", Settings(seq=0))

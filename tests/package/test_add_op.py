@@ -191,6 +191,7 @@ def test_files_that_cannot_be_extended_are_named(file, text, why, package):
     [
         (["Scale"], "operator 'Scale' cannot be used"),
         (["double"], "operator 'double' is a word of Python or C++"),
+        (["a" * 300], "is too long: it has 300 characters and may have 64"),
         (["launch"], "operator 'launch' is a name that means something else"),
         (["swiglu"], "was not added by this command"),
         (["swiglu_backward"], "more_ops::swiglu_backward is registered in"),

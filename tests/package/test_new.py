@@ -62,6 +62,7 @@ def test_cookiecutter_asks_and_refuses(tmp_path):
         ("aten", "is a namespace that torch"),
         ("load_library", "is a namespace that torch"),
         ("torch", "is reserved"),
+        ("a" * 300, "'aaaaaaaaaaaaaaaaaaaa…' is too long: it has 300 characters and may have 64"),
         ("kernels", "is reserved"),
         ("csrc", "is reserved"),
         ("jinja2", "is taken: "),

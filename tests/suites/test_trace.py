@@ -126,7 +126,7 @@ def test_a_sample_prefers_what_is_heavy():
 @pytest.mark.parametrize(
     "choice, said",
     [
-        (CaseSelection(topn=0), "--topn 0 is too small"),
+        (CaseSelection(topn=0), "--topn 0 is out of range"),
         (CaseSelection(max_mib=-1), "--max-mib -1"),
         (CaseSelection(profile="tiny"), "unknown profile 'tiny'; allowed: small, full"),
     ],

@@ -218,7 +218,7 @@ def test_a_failing_program_has_exit_code_1_and_its_file(tmp_path):
         slow(["tests.traces.programs:missing"], "has no function 'missing'", 2),
         slow(["no_such_module:f"], "there is no module 'no_such_module'", 2),
         (["hf:X", "--set", "broken"], "is not NAME=VALUE", 2),
-        (["hf:X", "--batch", "0"], "--batch 0 is too small", 2),
+        (["hf:X", "--batch", "0"], "--batch 0 is out of range", 2),
         (["hf:X", "--dtype", "i64"], "is not a dtype for a model", 2),
         (["hf:X", "--device", "tpu"], "unknown device 'tpu'", 2),
         (["pyproject.toml"], "give --to-log FILE or --out", 2),

@@ -69,8 +69,8 @@ def _file(location: str) -> Path:
         return path
     if not path.is_dir():
         raise OpforgeError(
-            f"there is no kernel {location!r}; give a file such as kernels/relu/relu_implementation_1.py, "
-            f"its folder, or {_ATEN_PREFIX}relu for ATen's own"
+            f"there is no kernel {location!r}: no such file or folder; give a file such as "
+            f"kernels/relu/relu_implementation_1.py, its folder, or {_ATEN_PREFIX}relu for ATen's own"
         )
     files = implementation_files(path.resolve())
     if len(files) > 1:

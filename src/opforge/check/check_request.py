@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from opforge.check.findings import CHECKS
-from opforge.errors import OpforgeError, UnknownNameError
+from opforge.errors import MAX_TIMEOUT_S, MIN_TIMEOUT_S, OpforgeError, UnknownNameError, check_range
 
 _OPERATOR_NAME = re.compile(r"(?P<ns>\w+)::(?P<name>\w+(?:\.\w+)?)")
 _MODULE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
@@ -47,10 +47,8 @@ class CheckOptions:
         for name in self.skip:
             if name not in CHECKS or name == "inputs":
                 raise UnknownNameError("check", name, [check for check in CHECKS if check != "inputs"])
-        if not self.timeout_s > 0:
-            raise OpforgeError(f"--timeout {self.timeout_s:g} is not allowed; give seconds above 0")
-        if self.workers < 1:
-            raise OpforgeError(f"--workers {self.workers} is not allowed; give 1 or more")
+        check_range("--timeout", self.timeout_s, MIN_TIMEOUT_S, MAX_TIMEOUT_S)
+        check_range("--workers", self.workers, 1, 256)
         if self.inputs and not Path(self.inputs).is_file():
             raise OpforgeError(f"there is no file {self.inputs!r} for --inputs")
 

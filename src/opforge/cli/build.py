@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opforge.cli.progress import ProgressLine
-from opforge.errors import OpforgeError
+from opforge.errors import MAX_TIMEOUT_S, OpforgeError, check_range
 
 if TYPE_CHECKING:
     from opforge.package.build import LibraryResult
@@ -38,10 +38,8 @@ def build(
     """Build each folder of C++ or CUDA sources into a library of operators with a Python package that loads it."""
     if format_ not in ("text", "json"):
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
-    if not 1 <= workers <= 256:
-        raise OpforgeError(f"--workers {workers} is out of range; it must be 1 to 256")
-    if timeout < 1:
-        raise OpforgeError(f"--timeout {timeout} is too small; it must be at least 1")
+    check_range("--workers", workers, 1, 256)
+    check_range("--timeout", timeout, 1, MAX_TIMEOUT_S)
     from opforge.package.build import BuildOptions, build_folder
 
     options = BuildOptions(out, namespace, tuple(flag or ()), target, workers, timeout)

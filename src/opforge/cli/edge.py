@@ -13,7 +13,7 @@ import typer
 
 from opforge.cli import edge_runner, edge_take
 from opforge.cli.progress import ProgressLine
-from opforge.errors import OpforgeError
+from opforge.errors import MAX_TIMEOUT_S, MIN_TIMEOUT_S, OpforgeError, check_range
 
 if TYPE_CHECKING:
     from opforge.edge.bindings import Selection
@@ -72,6 +72,7 @@ def export(
 ) -> int:
     """Export a model to an ExecuTorch program, in its own process."""
     _check_format(format_)
+    check_range("--timeout", timeout, MIN_TIMEOUT_S, MAX_TIMEOUT_S)
     from opforge.edge.export import export_model, parse_dynamic, parse_target
 
     target, ranges = parse_target(model), parse_dynamic(dynamic or [])
@@ -108,6 +109,7 @@ def build(
 ) -> int:
     """Build a library of an operator folder's kernels: all, those given by name, or those that a model needs."""
     _check_format(format_)
+    check_range("--timeout", timeout, MIN_TIMEOUT_S, MAX_TIMEOUT_S)
     from opforge.edge.build import build as build_library
     from opforge.edge.build import check_registration, read_folder
 
@@ -168,8 +170,7 @@ def run(
 ) -> int:
     """Run a program on the ExecuTorch runtime, in its own process; show its results and the kernels that ran."""
     _check_format(format_)
-    if timeout <= 0:
-        raise OpforgeError(f"--timeout {timeout:g} is not allowed; give seconds above 0")
+    check_range("--timeout", timeout, MIN_TIMEOUT_S, MAX_TIMEOUT_S)
     from opforge.edge.run import ProgramJob, run_program
 
     file = Path(inputs) if inputs.endswith(".safetensors") else None

@@ -65,12 +65,12 @@ def time(
     """Time one kernel against ATen on given cases. It is judged first; wrong kernels are not timed."""
     if format_ not in ("text", "json"):
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
-    if not case:
-        raise OpforgeError("no case to time; give one or more with --case, for example '((T([1024, 1024], f32),), {})'")
     from opforge.backends.single import SingleBackend
     from opforge.suites.given import performance_case
 
     backend = SingleBackend.from_argument(kernel, op)
+    if not case:
+        raise OpforgeError("no case to time; give one or more with --case, for example '((T([1024, 1024], f32),), {})'")
     cases = [performance_case(backend.op, text) for text in case]
     config = RunConfig(
         suite="given",

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from opforge import registry
-from opforge.errors import OpforgeError, UnknownNameError
+from opforge.errors import OpforgeError, UnknownNameError, check_range
 
 DSLS = {"triton": ".py", "helion": ".py", "pytorch": ".py", "cpp": ".cpp", "cuda": ".cu"}
 """Languages for kernels, with their file suffixes."""
+MAX_REPLY_TOKENS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +58,15 @@ class GenerationOptions:
             ("rounds", self.rounds, 1000),
             ("parallel", self.parallel, 256),
         ):
-            if not 1 <= value <= highest:
-                raise OpforgeError(f"{_OPTION_NAMES[name]} {value} is out of range; it must be 1 to {highest}")
-        for name, number in (("target", self.target), ("max_cost", self.max_cost), ("max_tokens", self.max_tokens)):
-            if number is not None and not number > 0:
-                raise OpforgeError(f"{_OPTION_NAMES[name]} {number} is out of range; it must be more than 0")
-        if self.reply_tokens < 256:
-            raise OpforgeError(f"--reply-tokens {self.reply_tokens} is too small; it must be at least 256")
+            check_range(_OPTION_NAMES[name], value, 1, highest)
+        for name, number, limits in (
+            ("target", self.target, (0.001, 1000)),
+            ("max_cost", self.max_cost, (0.000_001, 1_000_000)),
+            ("max_tokens", self.max_tokens, (1, 10**12)),
+        ):
+            if number is not None:
+                check_range(_OPTION_NAMES[name], number, *limits)
+        check_range("--reply-tokens", self.reply_tokens, 256, MAX_REPLY_TOKENS)
         if self.prompts and not Path(self.prompts).is_dir():
             raise OpforgeError(
                 f"--prompts {self.prompts!r} is not a folder; see docs/generation.md for what it may hold"

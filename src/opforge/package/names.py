@@ -25,6 +25,7 @@ _RESERVED_ARGUMENT_NAMES = """
     batched to_x to_each extra wide blocks on_device wrap_triton to_front apart
 """
 """Names with another meaning in an operator's files."""
+_MAX_NAME_LENGTH = 64
 
 
 def check_operator_name(name: str) -> None:
@@ -46,6 +47,11 @@ def _check_name(label: str, name: str, taken: str) -> None:
         raise OpforgeError(
             f"{label} {name!r} cannot be used: it must begin with a small letter and hold small letters, digits and "
             "underscores only"
+        )
+    if len(name) > _MAX_NAME_LENGTH:
+        raise OpforgeError(
+            f"{label} {name[:20] + '…'!r} is too long: it has {len(name)} characters and may have {_MAX_NAME_LENGTH}; "
+            "choose a shorter name"
         )
     if keyword.iskeyword(name) or keyword.issoftkeyword(name) or name in _CPP_KEYWORDS.split():
         raise OpforgeError(f"{label} {name!r} is a word of Python or C++; choose another name")

@@ -72,8 +72,8 @@ def make_package(answers: Mapping[str, str], out: Path) -> NewPackage:
     if messages := invalid_answers(all_answers):
         raise OpforgeError("; ".join(messages))
     folder = out / all_answers["package"]
-    _refuse_existing(folder)
     try:
+        _refuse_existing(folder)
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out, prefix=f".{all_answers['package']}.") as draft_folder:
             project = Path(draft_folder) / all_answers["package"]

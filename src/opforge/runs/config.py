@@ -9,12 +9,14 @@ from typing import Any
 
 from opforge import registry
 from opforge.backends.base import BackendOptions
-from opforge.errors import OpforgeError
+from opforge.errors import MAX_TIMEOUT_S, MIN_TIMEOUT_S, OpforgeError, check_range
 from opforge.suites.base import DEFAULT_DTYPES
 from opforge.suites.case_selection import CaseSelection
 from opforge.suites.lookup import names_a_file
 
 MIN_RACE_S, DEFAULT_RACE_S, MAX_RACE_S = 0.1, 1.0, 600.0
+MAX_MEMORY_GIB = 65_536
+MAX_SPEEDUP_THRESHOLD = 1000
 RUNTIMES = {
     "python": "each kernel's function is called",
     "native": "each kernel is installed at its operator, as `opforge.enable` does, and the operator is called",
@@ -60,20 +62,11 @@ class RunConfig:
 
     def checked(self) -> RunConfig:
         """Return the settings with absolute paths; raises if one is out of range."""
-        for name, value, minimum in (
-            ("--timeout", self.timeout_s, 0.1),
-            ("--memory-gib", self.memory_gib, 0.25),
-            ("--p", self.p, 0),
-        ):
-            if not value >= minimum:
-                raise OpforgeError(f"{name} {value} is too small; it must be at least {minimum}")
-        if not MIN_RACE_S <= self.race_s <= MAX_RACE_S:
-            raise OpforgeError(
-                f"--race-seconds {self.race_s} is out of range; it must be {MIN_RACE_S} to {MAX_RACE_S:g}"
-            )
-        max_workers = registry.load("executors", self.executor).most_workers
-        if not 1 <= self.workers <= max_workers:
-            raise OpforgeError(f"--workers {self.workers} is out of range; it must be 1 to {max_workers}")
+        check_range("--timeout", self.timeout_s, MIN_TIMEOUT_S, MAX_TIMEOUT_S)
+        check_range("--memory-gib", self.memory_gib, 0.25, MAX_MEMORY_GIB)
+        check_range("--p", self.p, 0, MAX_SPEEDUP_THRESHOLD)
+        check_range("--race-seconds", self.race_s, MIN_RACE_S, MAX_RACE_S)
+        check_range("--workers", self.workers, 1, registry.load("executors", self.executor).most_workers)
         if self.ray_address and self.executor == "local":
             raise OpforgeError(f"--ray-address {self.ray_address} requires --executor ray")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):

@@ -8,11 +8,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from opforge.errors import OpforgeError
+from opforge.errors import OpforgeError, check_range
 from opforge.traces.trace_file import TracedCall
 
 _ARENA_BYTES = 1 << 30
 """Bytes in a worker's arena for the inputs of a case; the results have the same amount."""
+_MAX_CASES = 100_000
+_MIN_CASE_MIB, _MAX_CASE_MIB = 0.000_001, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,13 @@ class CaseSelection:
 
     def checked(self) -> CaseSelection:
         """Return the choice; raise OpforgeError for a value out of range."""
-        for name, value in (("--topn", self.topn), ("--sample", self.sample), ("--max-mib", self.max_mib)):
-            if value is not None and not value > 0:
-                raise OpforgeError(f"{name} {value} is too small; it must be above 0")
+        for name, value, limits in (
+            ("--topn", self.topn, (1, _MAX_CASES)),
+            ("--sample", self.sample, (1, _MAX_CASES)),
+            ("--max-mib", self.max_mib, (_MIN_CASE_MIB, _MAX_CASE_MIB)),
+        ):
+            if value is not None:
+                check_range(name, value, *limits)
         if self.profile is not None and self.profile not in PROFILES:
             raise OpforgeError(f"unknown profile {self.profile!r}; allowed: {', '.join(PROFILES)}")
         return self

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from opforge.cases.values import DTYPES
-from opforge.errors import OpforgeError
+from opforge.errors import OpforgeError, check_range
 
 LIBRARIES = {"hf": "transformers", "timm": "timm", "torchvision": "torchvision"}
 """Prefix of an architecture's name, and the package that has it."""
 SCRIPT, FUNCTION = "script", "function"
+
+
+_MAX_EXTENT = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,8 @@ class Settings:
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise OpforgeError(f"unknown device {self.device!r}; allowed: cpu, cuda, cuda:N")
         for name in ("batch", "seq", "image", "layers"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise OpforgeError(f"--{name} {value} is too small; it must be at least 1")
+            if (value := getattr(self, name)) is not None:
+                check_range(f"--{name}", value, 1, _MAX_EXTENT)
         if not DTYPES[self.dtype][0].startswith(("float", "bfloat")) or DTYPES[self.dtype][1] == 1:
             raise OpforgeError(f"--dtype {self.dtype} is not a dtype for a model; allowed: f32, f16, bf16, f64")
         return self

@@ -13,6 +13,7 @@ ANSWERS = r"""{{ cookiecutter | tojson }}"""
 VARIANTS = ("triton", "cpp")
 ABIS = ("stable", "full")
 OLDEST_TORCH = (2, 11)
+MAX_NAME_LENGTH = 64
 
 TORCH_NAMESPACES = frozenset(
     "aten prim prims rngprims debugprims quantized quantized_decomposed quantization mkl mkldnn mkldnn_prepacked onednn prepacked "
@@ -33,6 +34,8 @@ def problem_with_package(name: str) -> str:
     """Return why a package cannot have this name; empty if it can."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         return f"package name {name!r} cannot be used: it must begin with a small letter and hold small letters, digits and underscores only, such as my_ops"
+    if len(name) > MAX_NAME_LENGTH:
+        return f"package name {name[:20] + '…'!r} is too long: it has {len(name)} characters and may have {MAX_NAME_LENGTH}; choose a shorter one"
     if keyword.iskeyword(name) or keyword.issoftkeyword(name):
         return f"package name {name!r} is a keyword of Python; choose another, such as {name}_ops"
     if name in sys.stdlib_module_names:
