@@ -104,6 +104,27 @@ def test_nan_and_inf_must_be_where_aten_has_them():
             check(call("relu.default", x), bad)
 
 
+def test_the_worst_element_is_shown_with_its_own_bound():
+    x = torch.tensor([[1e6, 1.0], [2.0, 1e-3]])
+    bad = torch.sigmoid(x)
+    bad[0, 0] += 1e-3
+    bad[1, 1] += 1e-3
+    bad[1, 0] += 0.5
+    reason = r"3 of 4 elements: error 0\.5, allowed .*; worst at \[1, 0\]: got 1\.38"
+    with pytest.raises(RejectedError, match=reason) as found:
+        check(call("sigmoid.default", x), bad)
+    figures = found.value.verdict.figures
+    assert figures["kernel_error"] == pytest.approx(0.5, rel=1e-3)
+    assert 0 < figures["bound"] < 1e-5
+    scaled = torch.mul(x, 3.0)
+    scaled[0, 0] += 1.0  # the largest error; of an element that is allowed more
+    scaled[1, 1] += 0.25
+    reason = r"error 0\.25, allowed \S+e-\d+ .*worst at \[1, 1\]: got 0\.25299"
+    with pytest.raises(RejectedError, match=reason) as found:
+        check(call("mul.Scalar", x, extra=(3.0,)), scaled)
+    assert found.value.verdict.figures["bound"] < 1e-8
+
+
 def test_integers_must_be_equal():
     x = torch.arange(10)
     with pytest.raises(RejectedError, match=r"1 of 10 .* first at \[3\]: got 99, ATen has 3"):
@@ -213,7 +234,8 @@ def test_aten_that_wavers_without_a_float64_form_is_allowed_for_as_far_as_it_wav
         Comparison(kernel, aten, Wavering([again] * 8), 0, "result", 1.0).check()  # type: ignore[arg-type]
 
     compared(aten + apart, aten - apart)
-    with pytest.raises(RejectedError, match=r"off by more than rtol 1.3e-06, atol 1e-05"):
+    reason = r"error 2.96e-05, allowed 2.3e-05 \(rtol 1.3e-06, atol 1e-05; no float64 form\); worst at \[0\]"
+    with pytest.raises(RejectedError, match=reason):
         compared(aten + apart, aten)
     with pytest.raises(RejectedError):
         compared(aten + 100 * apart, aten - apart)

@@ -226,7 +226,7 @@ class Comparison:
                 f"error {figures['kernel_error']:.3g}, allowed {figures['bound']:.3g} "
                 f"({self.reference_name}'s own {figures['aten_error']:.3g})"
             )
-            raise self._wrong(where, reason, **figures)
+            raise self._wrong(where, reason, worst=finite.nonzero()[worst], **figures)
         return figures
 
     def _largest_rerun_error(self, exact: torch.Tensor) -> torch.Tensor:
@@ -277,11 +277,19 @@ class Comparison:
         error, allowed = (k - a).abs(), atol + rtol * a.abs()
         if (error > allowed).any():
             allowed = allowed + self._nondeterminism_allowance(a, finite)
-        figures = {"kernel_error": _largest(error), "bound": _largest(allowed), "rtol": rtol, "atol": atol}
-        if (bad := error > allowed).any():
+        if not len(error):
+            return {"kernel_error": 0.0, "bound": 0.0, "rtol": rtol, "atol": atol}
+        bad = error > allowed
+        worst = int((error / allowed if bad.any() else error).argmax())
+        figures = {"kernel_error": float(error[worst]), "bound": float(allowed[worst]), "rtol": rtol, "atol": atol}
+        if bad.any():
             where = torch.zeros_like(finite)
             where[finite] = bad
-            raise self._wrong(where, f"off by more than rtol {rtol:g}, atol {atol:g} (no float64 form)", **figures)
+            reason = (
+                f"error {figures['kernel_error']:.3g}, allowed {figures['bound']:.3g} "
+                f"(rtol {rtol:g}, atol {atol:g}; no float64 form)"
+            )
+            raise self._wrong(where, reason, worst=finite.nonzero()[worst], **figures)
         return figures
 
     def _nondeterminism_allowance(self, aten: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
@@ -314,13 +322,16 @@ class Comparison:
         exact = tensors[self.tensor_index].to(self.aten.device)
         return exact if exact.shape == self.aten.shape and (exact.is_floating_point() or exact.is_complex()) else None
 
-    def _wrong(self, where: torch.Tensor, reason: str, **figures: Any) -> RejectedError:
+    def _wrong(
+        self, where: torch.Tensor, reason: str, *, worst: torch.Tensor | None = None, **figures: Any
+    ) -> RejectedError:
+        """Return the verdict; it shows the worst element, to which the figures belong, or else the first."""
         count, total = int(where.sum()), where.numel()
-        at = where.nonzero()[0].tolist()
+        at = (where.nonzero()[0] if worst is None else worst).tolist()
         got, expected = self.kernel[tuple(at)].item(), self.aten[tuple(at)].item()
         text = (
             f"{self.label}: {count} of {total} elements: {reason}; "
-            f"first at {at}: got {got!r}, {self.reference_name} has {expected!r}"
+            f"{'first' if worst is None else 'worst'} at {at}: got {got!r}, {self.reference_name} has {expected!r}"
         )
         return RejectedError(VerdictKind.WRONG, text, **figures)
 
