@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -17,9 +17,16 @@ from tests.conftest import ROOT
 
 def opforge(*words: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in this process, with its output in files as it would be in a pipe."""
+    return in_this_process(call, *words, cwd=cwd, **environment)
+
+
+def in_this_process(
+    main: Callable[[list[str]], int], *words: str, cwd: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Call a function that is given the words of a command and returns its exit code."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         with _at(cwd), _with(environment), _redirected(1, out), _redirected(2, err), _argv(words):
-            code = call(list(words))
+            code = main(list(words))
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(words, code, out.read(), err.read())

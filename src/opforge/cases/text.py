@@ -210,12 +210,13 @@ def _parse_device(node: ast.Call) -> Device:
 
 
 def _parse_tensor(node: ast.Call) -> TensorSpec:
-    if len(node.args) != 2:
+    if not 2 <= len(node.args) <= 4:
         raise CaseSyntaxError("T takes a shape and a dtype, then named fields")
     shape, dtype = _parse(node.args[0]), _parse(node.args[1])
     if not isinstance(dtype, Dtype):
         raise CaseSyntaxError(f"{_shorten(ast.unparse(node.args[1]))!r} is not a dtype")
-    fields: dict[str, Any] = {}
+    positional = zip(("stride", "device"), map(_parse, node.args[2:]), strict=False)  # as BackendBench writes them
+    fields: dict[str, Any] = {name: value for name, value in positional if value is not None}
     for keyword in node.keywords:
         if keyword.arg not in _TENSOR_FIELDS:
             raise CaseSyntaxError(f"T has no field {keyword.arg!r}; it has {', '.join(_TENSOR_FIELDS)}")

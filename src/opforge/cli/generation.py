@@ -20,7 +20,7 @@ BUDGET_OPTIONS = ("max_cost", "max_tokens")
 """Options that a run may be given anew when it is taken up again."""
 _PANEL = "Kernels by language models (--backend llm, llm-relay, kernel_agent)"
 _DEFAULT_MODELS = {"llm": "claude-opus-5-5", "kernel_agent": "gpt-6.1-sol"}
-_BACKENDS_BY_OPTION = {
+BACKENDS_BY_OPTION = {
     "llm_attempts": ("llm", "llm-relay"),
     "llm_relay_url": ("llm-relay", "kernel_agent"),
     "kernel_agent_workers": ("kernel_agent",),
@@ -42,7 +42,7 @@ RelayUrl = Annotated[str, _option("A server with OpenAI's protocol, such as http
 AgentWorkers = Annotated[int, _option("kernel_agent: workers per operator.")]
 AgentRounds = Annotated[int, _option("kernel_agent: attempts per worker.")]
 AgentTarget = Annotated[float, _option("kernel_agent: the speedup at which a right kernel is fast enough.")]
-Dsl = Annotated[str, _option("Language of the kernels: triton, cuda, cpp, helion or pytorch.")]
+Dsl = Annotated[str, _option("Language of the kernels: triton, cuda, cpp, helion, cutedsl or pytorch.")]
 MaxCost = Annotated[float | None, _option("Maximum cost in USD; with --resume, the new maximum.")]
 MaxTokens = Annotated[
     int | None, _option("Maximum tokens of prompts and replies together; with --resume, the new maximum.")
@@ -59,7 +59,7 @@ RecordFile = Annotated[Path | None, _option("Write requests and replies to a fil
 NAMES = frozenset(
     {
         "llm_model", "dsl", "max_cost", "max_tokens", "reply_tokens", "parallel", "prompts", "prices", "transcript",
-        "record", *_BACKENDS_BY_OPTION,
+        "record", *BACKENDS_BY_OPTION,
     }
 )  # fmt: skip
 
@@ -68,7 +68,7 @@ def generation_settings(context: typer.Context, backend: str, device: str) -> di
     """Return how kernels are asked for, as it goes into the manifest; nothing for a backend that asks no model."""
     given = {n for n in NAMES if _is_on_command_line(context, n)}
     for name in sorted(given):
-        if backend not in (allowed := _BACKENDS_BY_OPTION.get(name, LLM_BACKENDS)):
+        if backend not in (allowed := BACKENDS_BY_OPTION.get(name, LLM_BACKENDS)):
             raise OpforgeError(f"--{name.replace('_', '-')} requires --backend {' or '.join(allowed)}, not {backend}")
     if backend not in LLM_BACKENDS:
         return {}

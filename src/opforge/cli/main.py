@@ -65,6 +65,10 @@ _VERBS = (
 """In the order in which the help shows them; each is a module that adds itself."""
 
 
+_NEVER_SUGGESTED = ("--no-confine", "--allow-fallback")
+"""Options that weaken a verdict: nobody should get them by a typing error."""
+
+
 def _register() -> None:
     for verb in _VERBS:
         import_module(f"opforge.cli.{verb}").register(app)
@@ -102,6 +106,8 @@ def call(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
             sys.stderr.write("opforge: internal error; please report it with the traceback above\n")
             return 3
+        if suggested := getattr(error, "possibilities", None):
+            error.possibilities = [name for name in suggested if name not in _NEVER_SUGGESTED]  # type: ignore[attr-defined]
         show()
         return int(getattr(error, "exit_code", 2))
     return result if isinstance(result, int) else 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 _FENCE = re.compile(r"^[ \t]{0,8}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$")
 _FENCE_TAGS = {
-    ".py": {"python", "py", "python3", "triton", "helion", "torch", "pytorch"},
+    ".py": {"python", "py", "python3", "triton", "helion", "cutedsl", "torch", "pytorch"},
     ".cpp": {"cpp", "c++", "cxx", "cc", "c"},
     ".cu": {"cuda", "cu", "cpp", "c++", "cxx"},
 }

@@ -10,7 +10,7 @@ from typing import Any
 from opforge import registry
 from opforge.errors import OpforgeError, UnknownNameError, check_range
 
-DSLS = {"triton": ".py", "helion": ".py", "pytorch": ".py", "cpp": ".cpp", "cuda": ".cu"}
+DSLS = {"triton": ".py", "helion": ".py", "cutedsl": ".py", "pytorch": ".py", "cpp": ".cpp", "cuda": ".cu"}
 """Languages for kernels, with their file suffixes."""
 MAX_REPLY_TOKENS = 1_000_000
 
@@ -49,8 +49,10 @@ class GenerationOptions:
         """Return the options; raise if one is out of range."""
         if self.dsl not in DSLS:
             raise UnknownNameError("DSL", self.dsl, DSLS)
-        if self.dsl == "cuda" and device == "cpu":
-            raise OpforgeError("--dsl cuda requires --device cuda; for the CPU use: cpp, triton, helion, pytorch")
+        if self.dsl in ("cuda", "cutedsl") and device == "cpu":
+            raise OpforgeError(
+                f"--dsl {self.dsl} requires --device cuda; for the CPU use: cpp, triton, helion, pytorch"
+            )
         if self.provider not in registry.names("providers"):
             raise UnknownNameError("provider", self.provider, registry.names("providers"))
         for name, value, highest in (

@@ -1,4 +1,4 @@
-"""Read a file of calls: a trace or an operator-input log."""
+"""Read a file of calls: a trace, an operator-input log or a table of BackendBench's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from opforge.errors import OpforgeError
-from opforge.traces import log, trace_file
+from opforge.traces import log, problem_table, trace_file
 from opforge.traces.trace_file import Trace
 
 
@@ -15,7 +15,8 @@ def check_format(path: Path) -> None:
     if not path.is_file():
         raise OpforgeError(f"there is no file {path}")
     if trace_file.is_parquet(path):
-        trace_file.read_metadata(path)
+        if not problem_table.is_problem_table(path):
+            trace_file.read_metadata(path)
     elif not log.is_log(path):
         raise OpforgeError(
             f"{path} is neither a trace (as `opforge trace` writes it) nor an operator-input log, "
@@ -26,9 +27,12 @@ def check_format(path: Path) -> None:
 def read_calls(path: Path, ops: Iterable[str] | None = None, *, all_columns: bool = True) -> Trace:
     """Return the calls of a file, for all operators or some."""
     check_format(path)
-    if trace_file.is_parquet(path):
+    if problem_table.is_problem_table(path):
+        trace = log.from_log(problem_table.log_lines(path), path.stem)
+    elif trace_file.is_parquet(path):
         return trace_file.read_trace(path, ops, all_columns=all_columns)
-    trace = log.read_log(path)
+    else:
+        trace = log.read_log(path)
     if ops is None:
         return trace
     wanted = set(ops)
