@@ -13,6 +13,7 @@ from opforge.cases.text import parse_arguments
 from opforge.errors import OpforgeError
 from opforge.procs.child import read_messages
 from opforge.traces.collect import Collector
+from opforge.traces.formats import read_calls
 from opforge.traces.record import TraceResult, record, recording_metadata
 from opforge.traces.targets import FUNCTION, Settings, Target, parse_changes, parse_target
 from opforge.traces.trace_file import Trace
@@ -94,16 +95,17 @@ def test_operators_of_the_users_own(made):
 
 
 @pytest.mark.parametrize(
-    "function, said",
+    "function, said, code",
     [
-        slow("raises", "raised ValueError: the model is broken"),
-        slow("dies", "died of SIGSEGV"),
-        slow("leaves", "exited with status 3"),
+        slow("raises", "raised ValueError: the model is broken", 1),
+        slow("dies", "died of SIGSEGV", 128 + 11),
+        slow("leaves", "exited with status 3", 3),
     ],
 )
-def test_a_program_that_fails_keeps_what_was_recorded(function, said):
+def test_a_program_that_fails_keeps_what_was_recorded(function, said, code):
     made, ended = traced(function)
     assert said in ended.error
+    assert ended.exit_code == code
     assert one(made, "add.Tensor").count == 1
 
 
@@ -206,7 +208,36 @@ def test_a_failing_program_has_exit_code_1_and_its_file(tmp_path):
     ran = opforge("trace", "bad.py", cwd=tmp_path)
     assert ran.returncode == 1
     assert "opforge: the program raised RuntimeError: no more" in ran.stderr
+    assert 'bad.py", line 3' in ran.stderr
+    assert "runpy" not in ran.stderr
+    assert "opforge/traces" not in ran.stderr
     assert (tmp_path / "bad.parquet").is_file()
+
+
+def test_a_failing_program_does_not_replace_a_file(tmp_path):
+    (tmp_path / "ends.py").write_text("import sys, torch\ntorch.ones(2) + 1\nsys.exit(int(sys.argv[1]))\n")
+    right = opforge("trace", "ends.py", "--to-log", "ends.txt", "--", "0", cwd=tmp_path)
+    assert right.returncode == 0, right.stderr
+    before = {name: (tmp_path / name).read_bytes() for name in ("ends.parquet", "ends.txt")}
+    failed = opforge("trace", "ends.py", "--to-log", "ends.txt", "--", "7", cwd=tmp_path)
+    assert failed.returncode == 7, failed.stderr
+    assert (
+        "ends.parquet stays as it was, because the program failed; its calls go to ends.failed.parquet" in failed.stderr
+    )
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert "aten.add.Tensor" in (tmp_path / "ends.failed.txt").read_text()
+    assert read_calls(tmp_path / "ends.failed.parquet").operators == read_calls(tmp_path / "ends.parquet").operators
+
+
+@pytest.mark.parametrize(
+    "code, status, said",
+    [(None, 0, ""), (False, 0, ""), (3, 3, ""), (-1, 255, ""), (256, 0, ""), ("no data", 1, "no data\n")],
+)
+def test_the_exit_code_is_pythons(code, status, said, capsys):
+    from opforge.traces.child import _exit_code
+
+    assert _exit_code(SystemExit(code)) == status
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,20 @@ def trace(
     settings = Settings(device, fake, short, train, batch, seq, image, layers, changes).checked()
     trace, result = _record(program, settings)
     path = out or Path(f"{program.model_name.replace(':', '.').replace('/', '.')}.parquet")
+    if result.error:
+        path, to_log = _beside_existing(path), None if to_log is None else _beside_existing(to_log)
     _write(trace, path, to_log)
     _show(trace, path, to_log, result.error, as_json=format_ == "json")
-    return 1 if result.error else 0
+    return result.exit_code
+
+
+def _beside_existing(path: Path) -> Path:
+    """Return where to write what a failed program called: an existing file stays."""
+    if not path.exists():
+        return path
+    beside = path.with_name(f"{path.stem}.failed{path.suffix}")
+    sys.stderr.write(f"opforge: {path} stays as it was, because the program failed; its calls go to {beside}\n")
+    return beside
 
 
 def _record(target: Target, settings: Settings) -> tuple[Trace, TraceResult]:
@@ -79,7 +90,11 @@ def _record(target: Target, settings: Settings) -> tuple[Trace, TraceResult]:
     if result.traceback:
         sys.stderr.write(result.traceback)
     if not trace.calls:
-        raise NothingToJudgeError(f"{target.name}: {result.error or 'no operator was called'}; nothing was recorded")
+        message = f"{target.name}: {result.error or 'no operator was called'}; nothing was recorded"
+        if not result.error:
+            raise NothingToJudgeError(message)
+        sys.stderr.write(f"opforge: {message}\n")
+        raise typer.Exit(result.exit_code)
     return trace, result
 
 

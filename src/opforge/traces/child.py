@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge.errors import OpforgeError
-from opforge.frames import is_from_torch
+from opforge.frames import is_user_file
 from opforge.procs.child import open_messages, send
 from opforge.traces.recorder import Recorder
 from opforge.traces.stream import TargetError
@@ -40,8 +40,8 @@ def record_target(target: Target, settings: Settings, pipe: BinaryIO) -> None:
                 with recorder.optimizer_steps(), recorder:
                     action()
         except SystemExit as exit_error:
-            if exit_error.code not in (None, 0):
-                send(pipe, TargetError(f"the program exited with status {exit_error.code}").wire())
+            if code := _exit_code(exit_error):
+                send(pipe, TargetError(f"the program exited with status {code}", exit_code=code).wire())
         except OpforgeError as error:
             send(pipe, TargetError(str(error), ours=True).wire())
         except BaseException as error:  # noqa: BLE001  # user code: any error ends the trace and is reported
@@ -50,6 +50,14 @@ def record_target(target: Target, settings: Settings, pipe: BinaryIO) -> None:
         finally:
             recorder.add_loss(_FAKE_READ_REASON, guesses.count)
             recorder.flush()
+
+
+def _exit_code(error: SystemExit) -> int:
+    """Return the exit code that Python would end with; as Python does, print what is no number."""
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    sys.stderr.write(f"{error.code}\n")
+    return 1
 
 
 @contextlib.contextmanager
@@ -131,9 +139,9 @@ def _function(name: str) -> Callable[[], None]:
 
 
 def _user_traceback(error: BaseException) -> str:
-    """Return the traceback of an error, without frames inside torch."""
+    """Return the traceback of an error, without frames of torch, opforge or Python's ways to start a program."""
     summary = traceback.TracebackException.from_exception(error)
-    frames = [frame for frame in summary.stack if not is_from_torch(frame.filename)]
+    frames = [frame for frame in summary.stack if is_user_file(frame.filename)]
     summary.stack = traceback.StackSummary.from_list(frames[-8:])
     return "".join(summary.format(chain=False))
 

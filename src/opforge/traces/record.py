@@ -27,6 +27,8 @@ class TraceResult:
     error: str = ""
     """Error message; empty if the program ran to its end."""
     traceback: str = ""
+    exit_code: int = 0
+    """Exit code of the program; as in a shell, 128 and the number of the signal that killed it."""
 
 
 def record(
@@ -51,10 +53,11 @@ def record(
     if error is not None and error.ours:
         raise OpforgeError(error.error)
     if error is not None:
-        return TraceResult(error.error, error.traceback)
+        return TraceResult(error.error, error.traceback, error.exit_code)
     if code or child.timed_out:
         during = f" in its first call of {collector.started_op}" if collector.started_op else ""
-        return TraceResult(f"the program's process {child.ending}{during}; what was recorded before is kept")
+        message = f"the program's process {child.ending}{during}; what was recorded before is kept"
+        return TraceResult(message, exit_code=1 if child.timed_out else code if code > 0 else 128 - code)
     return TraceResult()
 
 

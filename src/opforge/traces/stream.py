@@ -42,13 +42,15 @@ class TargetError:
     ours: bool = False
     """Whether the target cannot be run at all; the message is then for the user."""
     traceback: str = ""
+    exit_code: int = 1
+    """Exit code of the program, as Python would end with."""
 
-    def wire(self) -> dict[str, str | bool]:
+    def wire(self) -> dict[str, str | bool | int]:
         return {name: value for name, value in asdict(self).items() if value or name == "error"}
 
     @classmethod
     def from_wire(cls, row: Mapping[str, Any]) -> TargetError:
-        return cls(row["error"], row.get("ours", False), row.get("traceback", ""))
+        return cls(row["error"], row.get("ours", False), row.get("traceback", ""), row.get("exit_code", 1))
 
 
 def split_contents(contents: bytes, sizes: Iterable[int]) -> list[bytes]:
