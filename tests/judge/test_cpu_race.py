@@ -594,3 +594,11 @@ def test_places_of_inputs_that_cannot_be_are_refused(ring, place):
     race = GpuRace(worker, worker, "neg.default", entry, None, CPU, writes_inputs=False, race_s=SHORT_RACE_S)
     with pytest.raises((RejectedError, MalformedReplyError)):
         race._map_inputs(race._kernel, AllocateReply.from_wire({"inputs": [[place]]}, 1, 1).inputs[0])
+
+
+def test_an_operator_that_changes_its_arguments_geometry_is_judged_and_not_timed(judge_tiny):
+    ended = judge_tiny(None, {"unsqueeze_.default": ["((T([2, 3], f32), 1), {})"]}, performance=True)
+    correctness, performance = sorted(ended.store.rows(), key=lambda row: row.phase)
+    assert [row.verdict for row in (correctness, performance)] == ["passed", "passed"]
+    assert any(note.startswith("not timed: it changes only") for note in performance.notes)
+    assert not any("not timed" in note for note in correctness.notes)

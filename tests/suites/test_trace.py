@@ -13,7 +13,7 @@ from opforge.suites import SuiteOptions
 from opforge.suites.case_selection import CaseSelection
 from opforge.suites.lookup import find_suite
 from opforge.suites.trace import TraceSuite
-from opforge.traces import trace_file
+from opforge.traces import formats, trace_file
 from opforge.traces.collect import Collector
 from opforge.traces.formats import read_calls
 from opforge.traces.trace_file import CallCount, Trace, TracedCall
@@ -172,7 +172,7 @@ def test_stored_contents_reach_the_blob_at_their_places(tmp_path, monkeypatch):
     made = collector.merged_trace({"device": "cpu"})
     assert [c.args for c in made.calls] == [f"((T([1], i64, at={at}), {n}), {{}})" for n, at in enumerate((0, 64, 0))]
     trace_file.write_trace(tmp_path / "stored.parquet", made)
-    trace_file.write_blob(tmp_path / "stored.parquet", tmp_path / "blob.safetensors")
+    formats.write_blob(tmp_path / "stored.parquet", tmp_path / "blob.safetensors")
     from opforge.cases.case_files import open_blob
 
     blob = open_blob(tmp_path / "blob.safetensors")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 
+import torch
+
+from opforge.cases.case_files import open_blob
 from opforge.cases.text import parse_arguments
+from opforge.traces.formats import read_calls, write_blob
 from opforge.traces.log import from_log, is_log, to_log
 from opforge.traces.trace_file import CallCount, Trace, TracedCall
 from tests.command import opforge
@@ -70,6 +74,50 @@ def test_a_log_is_read_and_what_is_of_no_use_is_counted_with_its_reason():
         assert words in reasons
     lines = sum(1 for line in LOG.splitlines() if line.startswith("cnt"))
     assert len(read.calls) + 1 + sum(read.losses.values()) == lines  # one line stands there twice
+
+
+BACKWARDS = """\
+Operator: aten.unsqueeze_.default
+cnt: 4, ((T([2, 3], f32), 1), {})
+Operator: aten.upsample_nearest2d_backward.vec
+cnt: 1, ((T([2, 3, 8, 6], f32), None, [2, 3, 4, 3], [2.0, 2.5]), {})
+Operator: aten.upsample_bilinear2d_backward.vec
+cnt: 1, ((T([2, 3, 8, 6], f32), [8, 6], [2, 3, 4, 3], True, None), {})
+cnt: 1, ((T([2, 3, 8, 6], f32), [8, 6], [2, 3, 4, 3], True, [2.0]), {})
+Operator: aten.max_pool2d_with_indices_backward.default
+cnt: 3, ((T([1, 4, 4, 3], f16), T([1, 4, 7, 6], f16), [3], [2], [1, 1], [1, 1], False, T([1, 4, 4, 3], i64, stride=(48, 1, 12, 4))), {})
+cnt: 1, ((T([64, 64, 56, 56], f16), T([64, 64, 112, 112], f16), [3, 3], [2, 2], [1, 1], [1, 1], False, T([64, 64, 56, 56], i64)), {})
+"""
+
+
+def test_backwards_of_old_torch_are_calls_of_today():
+    read = from_log(BACKWARDS.splitlines(), "a model")
+    calls = {c.op: c for c in read.calls}
+    assert calls["unsqueeze_.default"].args == "((T([2, 3], f32), 1), {})"
+    nearest = calls["upsample_nearest2d_backward.default"].args
+    assert nearest == "((T([2, 3, 8, 6], f32), [8, 6], [2, 3, 4, 3], 2.0, 2.5), {})"
+    bilinear = calls["upsample_bilinear2d_backward.default"].args
+    assert bilinear == "((T([2, 3, 8, 6], f32), [8, 6], [2, 3, 4, 3], True, None, None), {})"
+    assert sorted(reason.partition(": ")[2] for reason in read.losses) == [
+        "its sizes or scale factors are not those of 2 dimensions",
+        "needs the exact contents of a tensor of more than 1048576 bytes",
+    ]
+
+
+def test_indices_of_a_pooling_are_places_in_its_windows(tmp_path):
+    (tmp_path / "log.txt").write_text(BACKWARDS)
+    (call,) = (c for c in read_calls(tmp_path / "log.txt").calls if c.op.startswith("max_pool2d"))
+    write_blob(tmp_path / "log.txt", tmp_path / "blob.safetensors")
+    spec = parse_arguments(call.args)[0][7]
+    stored = bytes(open_blob(tmp_path / "blob.safetensors")[spec.at : spec.at + spec.storage_nbytes])
+    assert stored == call.stored[: spec.storage_nbytes]
+    indices = torch.frombuffer(bytearray(stored), dtype=torch.int64).as_strided(spec.shape, spec.strides)
+    rows, columns = indices // 6, indices % 6
+    first_row = torch.arange(4).view(-1, 1) * 2 - 1
+    first_column = torch.arange(3) * 2 - 1
+    assert ((rows >= first_row.clamp(0)) & (rows < (first_row + 3).clamp(max=7))).all()
+    assert ((columns >= first_column.clamp(0)) & (columns < (first_column + 3).clamp(max=6))).all()
+    assert len(indices.unique()) > 20
 
 
 def test_a_trace_goes_out_as_pytorch_writes_logs_and_comes_back():

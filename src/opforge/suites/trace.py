@@ -17,10 +17,9 @@ from opforge.cases.values import Arguments, Device, TensorSpec
 from opforge.ops import table
 from opforge.runtime.trees import map_instances
 from opforge.suites.base import LoadedSuite, Progress, SuiteOptions, no_progress
-from opforge.traces import trace_file
 from opforge.traces.call_cost import with_small_offset
 from opforge.traces.contents import map_specs
-from opforge.traces.formats import check_format, read_calls
+from opforge.traces.formats import check_format, read_calls, write_blob
 from opforge.traces.trace_file import TracedCall
 
 _BLOB_OFFSET = re.compile(r", at=\d+")
@@ -71,7 +70,7 @@ class TraceSuite:
             return {}
         blob = cache.root() / "traces" / f"{_digest(self._path)}.safetensors"
         if not blob.exists():
-            trace_file.write_blob(self._path, blob)
+            write_blob(self._path, blob)
         return {self.name: blob}
 
 

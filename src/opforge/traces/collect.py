@@ -7,13 +7,53 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opforge.cases.case_files import BlobWriter
 from opforge.traces.stream import OFFSET_PLACEHOLDER, NewCall, split_contents
 from opforge.traces.trace_file import CallCount, Trace, TracedCall
+
+
+class StoredContents:
+    """Places contents in the blob of a trace; equal ones once."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[bytes, int] = {}
+        self._size = 0
+
+    def place(self, args: str, parts: Sequence[bytes]) -> PlacedContents:
+        """Return a call's arguments with the offsets of its contents, and the bytes that these add to the blob."""
+        stored, first_offset = b"", -1
+        for index, part in enumerate(parts):
+            offset, padded = self._place_part(part)
+            if padded and first_offset < 0:
+                first_offset = offset
+            stored += padded
+            args = args.replace(f"at={OFFSET_PLACEHOLDER + index}", f"at={offset}")
+        digest = hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest() if any(parts) else ""
+        return PlacedContents(args, digest, first_offset, stored)
+
+    def _place_part(self, part: bytes) -> tuple[int, bytes]:
+        """Return the offset of some bytes, and what to append: nothing if they are stored."""
+        digest = hashlib.blake2b(part, digest_size=16).digest()
+        if digest in self._offsets:
+            return self._offsets[digest], b""
+        offset = self._offsets[digest] = self._size
+        padded = part + b"\0" * (-len(part) % BlobWriter.ALIGN)
+        self._size += len(padded)
+        return offset, padded
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedContents:
+    """The fields of a call that depend on its stored contents."""
+
+    args: str
+    digest: str
+    stored_at: int
+    stored: bytes
 
 
 class Collector:
@@ -26,8 +66,7 @@ class Collector:
         self._counts: list[Counter[tuple[str, str]]] = []
         self._numbers: dict[int, int] = {}
         """Index of a call, by the number that the current process gave it."""
-        self._blob_offsets: dict[bytes, int] = {}
-        self._size = 0
+        self._contents = StoredContents()
         self.losses: Counter[str] = Counter()
         self.models: list[str] = []
         self.started_op = ""
@@ -65,35 +104,18 @@ class Collector:
         """Return the index of a call; a call that another model made before keeps its contents."""
         if (known := self._known.get(new.signature)) is not None:
             return known
-        args, new_bytes, first_offset = new.args, b"", -1
-        for index, part in enumerate(split_contents(contents, new.sizes)):
-            offset, padded = self._stored(part)
-            if padded and first_offset < 0:
-                first_offset = offset
-            new_bytes += padded
-            args = args.replace(f"at={OFFSET_PLACEHOLDER + index}", f"at={offset}")
-        digest = hashlib.blake2b(contents, digest_size=8).hexdigest() if contents else ""
+        placed = self._contents.place(new.args, split_contents(contents, new.sizes))
         call = TracedCall(
             new.op,
-            args,
+            placed.args,
             input_bytes=new.input_bytes,
             result_bytes=new.result_bytes,
             flops=new.flops,
-            digest=digest,
-            stored_at=first_offset,
-            stored=new_bytes,
+            digest=placed.digest,
+            stored_at=placed.stored_at,
+            stored=placed.stored,
         )
         self._known[new.signature] = len(self._calls)
         self._calls.append(call)
         self._counts.append(Counter())
         return len(self._calls) - 1
-
-    def _stored(self, part: bytes) -> tuple[int, bytes]:
-        """Return the offset of some bytes, and what to append: nothing if they are stored."""
-        digest = hashlib.blake2b(part, digest_size=16).digest()
-        if digest in self._blob_offsets:
-            return self._blob_offsets[digest], b""
-        offset = self._blob_offsets[digest] = self._size
-        padded = part + b"\0" * (-len(part) % BlobWriter.ALIGN)
-        self._size += len(padded)
-        return offset, padded

@@ -35,6 +35,9 @@ ContentNeed: TypeAlias = "Need | IntegersBelow"
 BoundArguments: TypeAlias = "Mapping[str, Any]"
 _Rule: TypeAlias = Callable[[BoundArguments], list[ContentNeed]]
 
+MAX_STORED_BYTES = 1 << 20
+"""Largest storage whose exact contents are kept."""
+
 _ANY_INTEGER_OPERATORS = frozenset({
     "cat", "stack", "clone", "copy", "_to_copy", "sum", "cumsum", "cumprod", "prod", "sort", "argsort", "topk", "max",
     "min", "amax", "amin", "aminmax", "any", "all", "argmax", "argmin", "mean", "nonzero", "count_nonzero",
@@ -91,10 +94,19 @@ def _needs_positive_floats(op: str) -> bool:
     return facts is not None and facts.packet in _NON_NEGATIVE_OPERATORS
 
 
-def with_value_ranges(op: str, data: Arguments) -> Arguments:
+def check_storable(spec: TensorSpec) -> None:
+    """Raise ValueError if a tensor is too large for its exact contents to be stored."""
+    if spec.storage_nbytes > MAX_STORED_BYTES:
+        raise ValueError(f"needs the exact contents of a tensor of more than {MAX_STORED_BYTES} bytes")
+
+
+def with_value_ranges(
+    op: str, data: Arguments, with_contents: Callable[[TensorSpec], TensorSpec] | None = None
+) -> Arguments:
     """Return a call with value ranges for tensors whose values are unknown.
 
-    Raises ValueError if it cannot be replayed without the values.
+    ``with_contents`` gives contents to tensors that need exact ones. Raises ValueError if the call cannot be
+    replayed without the values.
     """
     wanted = iter(content_needs(op, data))
 
@@ -103,7 +115,9 @@ def with_value_ranges(op: str, data: Arguments) -> Arguments:
         if isinstance(need, IntegersBelow):
             return replace(spec, low=0, high=need.high)
         if need is Need.EXACT and spec.numel:
-            raise ValueError("needs the exact contents of its tensors, which cannot be read")
+            if with_contents is None:
+                raise ValueError("needs the exact contents of its tensors, which cannot be read")
+            return with_contents(spec)
         return with_default_range(op, spec)
 
     return map_specs(data, change)

@@ -24,6 +24,15 @@ def check_format(path: Path) -> None:
         )
 
 
+def write_blob(path: Path, blob: Path) -> None:
+    """Write the stored bytes of a file's calls as a blob."""
+    if trace_file.is_parquet(path) and not problem_table.is_problem_table(path):
+        stored = trace_file.stored_contents(path)
+    else:
+        stored = [(call.stored_at, call.stored) for call in read_calls(path).calls if call.stored]
+    trace_file.write_blob(path, stored, blob)
+
+
 def read_calls(path: Path, ops: Iterable[str] | None = None, *, all_columns: bool = True) -> Trace:
     """Return the calls of a file, for all operators or some."""
     check_format(path)

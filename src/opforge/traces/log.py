@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from opforge.cache import torch_version
 from opforge.cases.text import LogEntry, format_arguments, format_log, parse_arguments, parse_log
@@ -20,7 +21,10 @@ from opforge.errors import CaseSyntaxError
 from opforge.ops import Operator, table
 from opforge.runtime.trees import map_instances
 from opforge.traces.call_cost import estimate_result_bytes, flops, input_bytes
-from opforge.traces.contents import map_specs, with_value_ranges
+from opforge.traces.collect import StoredContents
+from opforge.traces.contents import check_storable, map_specs, with_value_ranges
+from opforge.traces.pool_indices import POOL_BACKWARD_DIMS, indices_in_windows
+from opforge.traces.stream import OFFSET_PLACEHOLDER
 from opforge.traces.trace_file import CallCount, Trace, TracedCall
 
 PHASE = "log"
@@ -41,13 +45,14 @@ def from_log(lines: Iterable[str], model: str) -> Trace:
     calls: dict[tuple[str, str], TracedCall] = {}
     known: dict[tuple[str, str], TracedCall | str] = {}
     """Call of each distinct line, counted once, or why the line is unusable."""
+    contents = StoredContents()
     for entry in parse_log(lines):
         if isinstance(entry, CaseSyntaxError):
             losses[_unreadable_reason(str(entry))] += 1
             continue
         line = entry.op, entry.args
         if line not in known:
-            known[line] = _call_or_reason(entry, model)
+            known[line] = _call_or_reason(entry, model, contents)
         call = known[line]
         if isinstance(call, str):
             losses[call] += 1
@@ -87,29 +92,59 @@ def _counted(call: TracedCall, count: int) -> TracedCall:
     return replace(call, count=count, seen=(replace(call.seen[0], count=count),))
 
 
-def _call_or_reason(entry: LogEntry, model: str) -> TracedCall | str:
+def _call_or_reason(entry: LogEntry, model: str, contents: StoredContents) -> TracedCall | str:
     try:
-        return _call(entry, model)
+        return _call(entry, model, contents)
     except ValueError as error:
         return f"{entry.op}: {error}"
 
 
-def _call(entry: LogEntry, model: str) -> TracedCall:
+def _call(entry: LogEntry, model: str, contents: StoredContents) -> TracedCall:
     """Return the call of one line; raise ValueError with the reason if it is unusable."""
-    data = parse_arguments(entry.args)
-    facts = _operator(entry.op, data)
+    name, data = _resampling_today(entry.op, parse_arguments(entry.args))
+    facts = _operator(name, data)
     data = _with_devices(facts, data)
-    data = with_value_ranges(facts.name, data)
+    parts: list[bytes] = []
+
+    def with_indices(spec: TensorSpec) -> TensorSpec:
+        check_storable(spec)
+        parts.append(indices_in_windows(facts.packet, facts.bind(*data)))
+        return replace(spec, at=OFFSET_PLACEHOLDER + len(parts) - 1)
+
+    ranged = with_value_ranges(facts.name, data, with_indices if facts.packet in POOL_BACKWARD_DIMS else None)
+    placed = contents.place(format_arguments(*ranged), parts)
     return TracedCall(
         facts.name,
-        format_arguments(*data),
+        placed.args,
         entry.count,
         input_bytes(data),
         estimate_result_bytes(facts.name, data),
         flops(facts.name, data),
         f"{model} {PHASE}",
-        seen=(CallCount(model, PHASE, entry.count),),
+        placed.digest,
+        placed.stored_at,
+        (CallCount(model, PHASE, entry.count),),
+        placed.stored,
     )
+
+
+def _resampling_today(name: str, data: Arguments) -> tuple[str, Arguments]:
+    """Return a call of ``upsample_*_backward.vec``, which torch no longer has, as one of its default overload.
+
+    The size of its output is that of its gradient.
+    """
+    base, _, overload = name.rpartition(".")
+    if overload != "vec" or not re.fullmatch(r"(aten\.)?_?upsample_\w+_backward", base):
+        return name, data
+    args: tuple[Any, ...] = data[0]
+    if data[1] or len(args) < 4 or not isinstance(args[0], TensorSpec) or not isinstance(args[2], list | tuple):
+        raise ValueError("its arguments are not (grad_output, output_size, input_size, …, scale_factors)")
+    grad, _output_size, input_size, *align_corners, scales = args
+    spatial = len(input_size) - 2
+    scales = [None] * spatial if scales is None else scales
+    if len(grad.shape) != len(input_size) or not isinstance(scales, list | tuple) or len(scales) != spatial:
+        raise ValueError(f"its sizes or scale factors are not those of {spatial} dimensions")
+    return f"{base}.default", ((grad, list(grad.shape[2:]), input_size, *align_corners, *scales), {})
 
 
 def _operator(name: str, data: Arguments) -> Operator:

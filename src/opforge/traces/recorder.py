@@ -42,6 +42,7 @@ from opforge.traces.contents import (
     ContentNeed,
     IntegersBelow,
     Need,
+    check_storable,
     content_needs,
     is_integral,
     map_specs,
@@ -50,8 +51,6 @@ from opforge.traces.contents import (
 from opforge.traces.stream import OFFSET_PLACEHOLDER, NewCall
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-_MAX_STORED_BYTES = 1 << 20
-"""Largest storage whose exact contents are kept."""
 _MAX_READ_ELEMENTS = 1 << 28
 """Maximum elements of a tensor whose values are read."""
 _FLUSH_INTERVAL_S = 0.2
@@ -253,8 +252,7 @@ class _ReplayContents:
     def _with_stored_contents(self, value: torch.Tensor, spec: TensorSpec) -> TensorSpec:
         if not _readable(value):
             raise ValueError("needs the exact contents of its tensors, which cannot be read")
-        if spec.storage_nbytes > _MAX_STORED_BYTES:
-            raise ValueError(f"needs the exact contents of a tensor of more than {_MAX_STORED_BYTES} bytes")
+        check_storable(spec)
         plain = value.detach().resolve_conj().resolve_neg()
         self.storages.append(storage_bytes(plain, spec.storage_nbytes))
         return replace(spec, at=OFFSET_PLACEHOLDER + len(self.storages) - 1)

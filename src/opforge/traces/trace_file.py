@@ -164,13 +164,17 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return about
 
 
-def write_blob(path: Path, blob: Path) -> None:
-    """Write the stored bytes of a trace as a blob, for the processes that build its cases."""
+def stored_contents(path: Path) -> list[tuple[int, bytes]]:
+    """Return the stored bytes of a trace, with their offsets."""
     offsets, stored = _columns(path, ["stored_at", "stored"])
-    rows = sorted((offset, contents) for offset, contents in zip(offsets, stored, strict=True) if offset >= 0)
+    return [(offset, contents) for offset, contents in zip(offsets, stored, strict=True) if offset >= 0]
+
+
+def write_blob(path: Path, stored: Iterable[tuple[int, bytes]], blob: Path) -> None:
+    """Write the stored bytes of a file of calls as a blob, for the processes that build its cases."""
     with atomic_path(blob) as draft:
         writer = BlobWriter(draft)
-        for offset, contents in rows:
+        for offset, contents in sorted(stored):
             if (actual_offset := writer.add(contents, str(offset).encode())) != offset:  # equal contents are kept apart
                 raise OpforgeError(
                     f"{path} is damaged: stored bytes of offset {offset} were written at {actual_offset}; make it again"

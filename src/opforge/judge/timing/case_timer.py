@@ -38,6 +38,7 @@ _MAX_CONSTANT_CHECK_ATEN_S = 0.05
 _CONSTANT_RESULT_NOTE = (
     "its result is the same for all contents of timed calls: a kernel could return it without reading them"
 )
+_CHANGES_GEOMETRY_NOTE = "not timed: it changes only its argument's geometry, and each call would change it further"
 
 
 @dataclass
@@ -69,6 +70,8 @@ class CaseTimer:
         ``recheck`` judges the kernel in a new process, untimed, on contents with a seed. A kernel
         that is wrong there too does not cheat.
         """
+        if "inplace_view" in op.tags:
+            return replace(verdict, notes=(*verdict.notes, _CHANGES_GEOMETRY_NOTE))
         device = self._timing_device(entry)
         monitor = device_monitor.DeviceMonitor(self.config.device)
 
