@@ -9,6 +9,8 @@ from pathlib import Path
 
 _OPFORGE = Path(__file__).resolve().parent
 _IMPORTLIB = Path(importlib.__file__).resolve().parent
+_LIBRARIES = ("torch", "functorch", "triton", "sympy", "numpy")
+"""Packages beside torch whose frames say nothing about the user's code."""
 
 
 @functools.cache
@@ -39,7 +41,8 @@ def is_import_system(filename: str) -> bool:
 
 
 def is_user_file(filename: str) -> bool:
-    """Return whether a frame is from a user's file: not opforge, torch or generated code."""
-    return not (
-        filename.startswith("<") or is_from_opforge(filename) or is_from_torch(filename) or is_import_system(filename)
-    )
+    """Return whether a frame is from a user's file: not opforge, torch, its dependencies or generated code."""
+    if filename.startswith("<") or is_from_opforge(filename) or is_import_system(filename):
+        return False
+    path = Path(filename).resolve()
+    return not any(path.is_relative_to(torch_folder().parent / name) for name in _LIBRARIES)

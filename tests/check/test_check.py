@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from opforge import check as checking
 from opforge.cache import torch_version
 from opforge.check import CheckReport, Finding, OperatorReport, Status
 from opforge.check.findings import KIND_CONTENTS, KIND_ENDED, KIND_MEMORY, demote_consequences
+from opforge.cli.check import _lines
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.kernels.native import LibrarySpec, build
 from tests.command import opforge
@@ -370,6 +372,78 @@ def test_contents_say_nothing_of_an_operator_that_leaves_its_memory():
     assert found["schema"].what == "it writes to x; this may be caused by the failure of mask"
     assert not found["schema"].fix
     assert found["opcheck"].what == "test_schema fails too, as expected after mask"
+
+
+HELPERS = """
+import torch
+import torch.ao.quantization.fx._decomposed
+
+def made(name, function, schema, fake=lambda x, *_: x.new_empty(x.shape)):
+    operator = torch.library.custom_op(f"helped::{name}", function, mutates_args=(), schema=schema)
+    operator.register_fake(fake)
+    return operator
+
+def sixteen(x):
+    if x.shape[-1] != 16:
+        raise ValueError("sixteen columns only")
+    return (x * x).contiguous()
+
+square = made("square", sixteen, "(Tensor x) -> Tensor")
+square.register_autograd(
+    lambda ctx, grad: torch.ops.helped.slope(grad, ctx.saved_tensors[0]),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+made("slope", lambda grad, x: (2 * grad * x).contiguous(), "(Tensor grad, Tensor x) -> Tensor")
+made("image_gradient", lambda x: (2 * x).contiguous(), "(Tensor x) -> Tensor")
+torch.library.define("helped::no_kernel", "(Tensor x) -> Tensor")
+"""
+
+
+@pytest.fixture(scope="module")
+def helped(tmp_path_factory) -> CheckReport:
+    file = tmp_path_factory.mktemp("helped") / "helped.py"
+    file.write_text(HELPERS)
+    return check(file, skip=all_but("autograd", "mask"))
+
+
+def test_part_of_a_backward_is_what_a_backward_calls_not_what_is_named_so(helped):
+    operators = by_name(helped)
+    (finding,) = (f for f in operators["slope"].findings if f.check == "autograd")
+    assert (finding.status, operators["slope"].verdict) == (Status.NOTE, "passed")
+    assert "the backward of helped::square calls it" in finding.what
+    holds(operators["image_gradient"], "autograd", "there is no autograd formula", "register_autograd")
+
+
+def test_refused_sizes_are_named_with_the_line_that_refuses_them(helped):
+    whats = [f.what for f in by_name(helped)["square"].findings if f.check == "mask" and f.what]
+    line = HELPERS.splitlines().index('        raise ValueError("sixteen columns only")') + 1
+    place = f"helped.py:{line} (`raise ValueError("
+    assert any("64 for 16 in square(f32[6, 16]): ValueError: sixteen columns only" in what for what in whats), whats
+    assert all(place in what for what in whats), whats
+
+
+def test_operators_of_torch_are_counted_and_one_without_kernels_says_so(helped):
+    (note,) = (note for note in helped.notes if note.startswith("not checked: "))
+    assert re.search(r"not checked: \d+ operators that torch itself registers.*quantized_decomposed \d+", note)
+    assert "without a kernel for any device" in by_name(helped)["no_kernel"].unsupported
+
+
+def test_the_text_repeats_no_fix_and_no_reason_and_may_be_brief():
+    missing = Finding("vmap", Status.FAILED, "there is no rule", "register one for ns::{}")
+    named = [
+        OperatorReport(f"ns::{name}", "", findings=(replace(missing, fix=missing.fix.format(name)),)) for name in "ab"
+    ]
+    unsupported = [OperatorReport(f"ns::{name}", "", unsupported="no kernel") for name in "cd"]
+    note = OperatorReport("ns::e", "", findings=(Finding("blocks", Status.NOTE, "small", "larger"),))
+    report = CheckReport("ns", "cpu", (*named, unsupported[0], note, unsupported[1]))
+    assert _lines(report, brief=False)[1:] == [
+        "ns::a  failed", "  failed  vmap         there is no rule", "    fix  register one for ns::a",
+        "ns::b  failed", "  failed  vmap         there is no rule", "    fix  as for ns::a, above",
+        "ns::c  unsupported", "ns::d  unsupported", "  not judged  no kernel",
+        "ns::e  passed", "  note    blocks       small", "    fix  larger", "1 passed, 2 failed, 2 unsupported",
+    ]  # fmt: skip
+    brief = [line for line in _lines(report, brief=False)[1:] if "fix  " not in line and "note  " not in line]
+    assert _lines(report, brief=True)[1:] == brief
 
 
 # ── targets, inputs, words ─────────────────────────────────────────────────────────────────────────

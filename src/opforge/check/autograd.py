@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge.check import fixes
 from opforge.check.differences import format_number, tensor_difference
-from opforge.check.findings import KIND_CONTENTS, Finding, Findings, failed, note, skipped
+from opforge.check.findings import KIND_CONTENTS, KIND_NO_FORMULA, Finding, Findings, failed, note, skipped
 from opforge.check.operator_call import OperatorCall, as_dtype
 from opforge.check.subject import Subject, attempt, describe_error
 from opforge.runtime.trees import instances
 
 _MAX_COMPARED_ELEMENTS = 24
-_BACKWARD_NAME_PARTS = ("backward", "_bwd", "_grad")
 
 
 def check(subject: Subject) -> Findings:
@@ -31,14 +31,12 @@ def check(subject: Subject) -> Findings:
     elif not calls:
         yield skipped("autograd", "no call has floating-point tensors among both arguments and results")
     elif not has_formula(subject):
-        if any(part in subject.base_name for part in _BACKWARD_NAME_PARTS):
-            yield note("autograd", "there is no autograd formula, so there are no second derivatives")
-        else:
-            yield failed(
-                "autograd",
-                "there is no autograd formula: gradients stop at the operator, or backward raises",
-                formula_skeleton(subject),
-            )
+        yield failed(
+            "autograd",
+            "there is no autograd formula: gradients stop at the operator, or backward raises",
+            formula_skeleton(subject),
+            KIND_NO_FORMULA,
+        )
     elif subject.is_random():
         yield skipped("autograd", "the operator is random: its gradient cannot be measured numerically")
     else:
@@ -78,7 +76,8 @@ def formula_skeleton(subject: Subject) -> str:
         f"{grads}): …; return {returns}; "
         f'torch.library.register_autograd("{subject.name.removesuffix(".default")}", backward, '
         "setup_context=setup_context). "
-        "If the operator has no gradient, let backward raise an error that says so"
+        "If the operator has no gradient, let backward raise an error that says so; if it is part of the backward of "
+        "another operator, check both together"
     )
 
 
@@ -157,6 +156,18 @@ def _weighted_sum(results: list[Any], weights: list[Any], chosen: list[bool]) ->
     return torch.stack(terms).sum()
 
 
+class _RecordingBackward(TorchDispatchMode):  # type: ignore[misc]  # torch's class has no types
+    """Notes the operators that a backward calls: they belong to it and need no formula of their own."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__()
+        self.subject = subject
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.subject.backward_calls.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
 def _compare_gradients(subject: Subject, call: OperatorCall, precision: _Precision) -> str:
     """Describe the first gradient that differs from finite differences; empty if none does."""
     call_copy = call.map_tensors(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()))
@@ -166,7 +177,9 @@ def _compare_gradients(subject: Subject, call: OperatorCall, precision: _Precisi
         return "no result requires a gradient, although an argument does"
     weights = _weights(results)
     named = _named_floats(subject, call_copy)
-    grads = torch.autograd.grad(_weighted_sum(results, weights, flowing), [t for _n, t in named], allow_unused=True)
+    total = _weighted_sum(results, weights, flowing)
+    with _RecordingBackward(subject):
+        grads = torch.autograd.grad(total, [t for _n, t in named], allow_unused=True)
     for (name, tensor), grad in zip(named, grads, strict=True):
         if grad is not None and grad.shape != tensor.shape:
             return f"the gradient of {name} has shape {list(grad.shape)}, the argument {list(tensor.shape)}"

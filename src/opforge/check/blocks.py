@@ -14,7 +14,7 @@ import torch
 from opforge.check import fixes
 from opforge.check.findings import Findings, note, skipped
 from opforge.check.operator_call import OperatorCall
-from opforge.check.subject import Subject, attempt
+from opforge.check.subject import Subject, attempt, describe_error
 
 _TARGET_ELEMENTS = 1 << 20
 _MIN_ELEMENTS_PER_PROGRAM, _MIN_JUDGED_PROGRAMS = 128, 1024
@@ -35,12 +35,17 @@ def check(subject: Subject) -> Findings:
     """Yield launches with too little or too much work per program."""
     call = _enlarged_call(subject)
     if call is None:
-        yield skipped("blocks", "no call could be made larger")
+        yield skipped("blocks", "no call has a tensor with a size above 1, so none could be made larger")
         return
     with _recording_launches(run=not subject.interpreted) as launches:
-        attempt(subject.run_copy, call)  # kernels are not run in the interpreter: results and errors mean nothing
+        result = attempt(subject.run_copy, call)  # kernels are not run in the interpreter: values mean nothing
     if not launches:
-        yield skipped("blocks", "it launches no Triton kernel")
+        refused = (
+            f"{subject.base_name}{call} is refused: {describe_error(result, 160)}"
+            if isinstance(result, Exception)
+            else ""
+        )
+        yield skipped("blocks", refused or "it launches no Triton kernel")
     for launch in {one.kernel: one for one in reversed(launches)}.values():
         yield from _check_launch(launch)
 

@@ -18,6 +18,7 @@ from opforge.check.check_request import CheckRequest
 from opforge.check.findings import KIND_CONTENTS, KIND_ENDED, Finding, Findings, Status, failed, skipped
 from opforge.check.messages import (
     AcceptedCall,
+    BackwardCalled,
     Calling,
     CallPlan,
     CheckBroke,
@@ -27,9 +28,11 @@ from opforge.check.messages import (
     EveryCallRefused,
     Message,
     NoCallAccepted,
+    OperatorBackward,
     OperatorFound,
     OperatorInputs,
     Progress,
+    Raised,
     Send,
     TargetLoaded,
     fork_job,
@@ -129,18 +132,26 @@ class CheckRun:
             name, check = outcome.key
             for finding in _findings(check, outcome, self.options.timeout_s):
                 self.send(OperatorFound(name, finding))
+            for called in sent(outcome, BackwardCalled):
+                self.send(OperatorBackward(name, [other for other in called.operators if other != name]))
             self.send(Progress(f"{name} {check}", done, len(jobs)))
 
     def _job(self, subject: Subject, plans: list[CallPlan], check: str) -> ForkJob:
         def action(send: Send) -> None:
+            from opforge.check.subject import describe_error
+
             self._set_calls(subject, plans)
             subject.before_call = lambda call: send(Calling(f"{subject.base_name}{call}"))
             try:
                 for finding in _check_function(check)(subject):
                     send(CheckFound(finding))
+                if subject.backward_calls:
+                    send(BackwardCalled(sorted(subject.backward_calls)))
             except Exception as error:  # it is raised again
                 if error is not subject.last_error:  # opforge's error, not the operator's
                     send(CheckBroke(f"{type(error).__name__}: {error}"[:400]))
+                else:
+                    send(Raised(describe_error(error, 400)))
                 raise
 
         return fork_job((subject.name, check), action, self.options.timeout_s)
@@ -195,16 +206,21 @@ class CheckRun:
     def _search_action(self, subject: Subject, start: int) -> Callable[[Send], None]:
         def action(send: Send) -> None:
             from opforge.check import inputs
+            from opforge.check.subject import describe_error
 
-            declared, source = self._declared_inputs()
-            calls = inputs.lookup(declared.calls, subject.name)
-            if calls:
-                send(DeclaredCalls([str(call) for call in calls], source))
-                for call in calls:
-                    send(Calling(str(call)))
-                    subject.run_copy(call)
-            else:
-                inputs.search_calls(subject, start, send)
+            try:
+                declared, source = self._declared_inputs()
+                calls = inputs.lookup(declared.calls, subject.name)
+                if calls:
+                    send(DeclaredCalls([str(call) for call in calls], source))
+                    for call in calls:
+                        send(Calling(str(call)))
+                        subject.run_copy(call)
+                else:
+                    inputs.search_calls(subject, start, send)
+            except Exception as error:  # it is raised again
+                send(Raised(describe_error(error)))
+                raise
 
         return action
 
@@ -227,7 +243,7 @@ class CheckRun:
         unsupported = ""
         if declared and outcome.error is not None:
             call = next((calling.call for calling in reversed(sent(outcome, Calling))), "")
-            fault = f"{subject.base_name}{call}: {outcome.error[:300]}"
+            fault = f"{subject.base_name}{call}: {_raised(outcome)}"
             unsupported = f"the operator raises on a call of {origin}: {fault}"
         elif refused:
             calls, unsupported = [], self._why_all_refused(subject, refused[0])
@@ -245,7 +261,12 @@ class CheckRun:
 
             self.send(OperatorFound(subject.name, alias_refused_by_torch(subject)))
             return "torch rejects every call; fix the finding of `schema` first"
-        keys = ", ".join(subject.backends()) or "none"
+        keys = ", ".join(subject.backends())
+        if not keys:
+            return (
+                "it is defined without a kernel for any device: the library with its kernels is not loaded, or was "
+                "built without them"
+            )
         return (
             f"it has no kernel for {self.options.device} (it has: {keys}); give --device, or inputs on another device"
         )
@@ -258,10 +279,15 @@ def _why_no_calls(subject: Subject, outcome: ForkResult) -> str:
     if missing := generated_calls.unsupported_argument(subject.arguments):
         return f"no value can be generated for the argument {missing}; {advice}"
     if outcome.error is not None:
-        return f"making inputs failed: {outcome.error[:300]}; {advice}"
+        return f"making inputs failed: {_raised(outcome)}; {advice}"
     tried, errors = next(((m.tried, m.errors) for m in sent(outcome, NoCallAccepted)), (0, []))
     reasons = "; ".join(errors) or "no message"
     return f"it accepted none of {tried} calls generated from its schema ({reasons}); {advice}"
+
+
+def _raised(outcome: ForkResult) -> str:
+    """Return the error of a fork, with the line of the user's code if known."""
+    return next((raised.error for raised in sent(outcome, Raised)), str(outcome.error)[:400])
 
 
 def _last_output_line(output: str) -> str:
@@ -288,7 +314,7 @@ def _findings(check: str, outcome: ForkResult, limit_s: float) -> list[Finding]:
     elif broke:
         findings.append(skipped(check, f"it could not be judged{where}: {broke[0].error}"))
     elif outcome.error is not None:
-        fault = f"the operator raises{where}: {outcome.error[:400]}"
+        fault = f"the operator raises{where}: {_raised(outcome)}"
         findings.append(failed(check, fault, "see the error; it accepted these calls before", KIND_CONTENTS))
     if not any(f.status in (Status.FAILED, Status.SKIPPED) for f in findings):
         findings.append(Finding(check, Status.PASSED))

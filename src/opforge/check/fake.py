@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from opforge.check import fixes
 from opforge.check.findings import Findings, failed
 from opforge.check.operator_call import OperatorCall, describe_tensor, flat_results, layout_variants
 from opforge.check.subject import Fault, Subject, attempt, describe_error
-from opforge.frames import is_user_file
 
 _MISSING_FAKE_ERRORS = (
     "no fake impl registered",
@@ -88,9 +86,9 @@ def _classify_error(subject: Subject, error: Exception) -> Fault:
         what = "there is no fake: torch.compile and torch.export cannot trace the operator"
         return Fault("missing", what, fake_skeleton(subject))
     if _is_data_dependent(error):
-        what = f"the fake reads the contents of a tensor{_user_location(error)}: {describe_error(error, 160)}"
+        what = f"the fake reads the contents of a tensor: {describe_error(error, 160)}"
         return Fault("data", what, fixes.FAKE_CONTENTS)
-    what = f"the fake raises where the operator does not{_user_location(error)}: {describe_error(error)}"
+    what = f"the fake raises where the operator does not: {describe_error(error)}"
     return Fault("raises", what, fixes.FAKE_RAISES)
 
 
@@ -101,12 +99,6 @@ def _is_data_dependent(error: Exception) -> bool:
         or bool(kinds & {"DataDependentOutputException", "DynamicOutputShapeException"})
         or any(words in str(error) for words in _DATA_DEPENDENT_ERRORS)
     )
-
-
-def _user_location(error: Exception) -> str:
-    """Return the file and line where the user's code raised."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
-    return f" at {frames[-1].filename}:{frames[-1].lineno} (`{frames[-1].line}`)" if frames else ""
 
 
 def fake_skeleton(subject: Subject) -> str:

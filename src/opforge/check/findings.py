@@ -39,6 +39,8 @@ KIND_MEMORY = "memory"
 """Kind of finding: out-of-bounds access, or reads of uninitialised memory."""
 KIND_CONTENTS = "contents"
 """Kind of finding: it depends on tensor values, which are arbitrary after a MEMORY fault."""
+KIND_NO_FORMULA = "formula"
+"""Kind of finding: no autograd formula; the backward of another operator needs none for the operators it calls."""
 _BEST_EXPLANATIONS = (
     "inputs",
     "mask",
@@ -149,14 +151,21 @@ class CheckReport:
         return {**asdict(self), "operators": rows, "counts": self.counts()}
 
 
-def demote_consequences(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings in the order of the checks; consequences of another failure become notes."""
+def demote_consequences(findings: Iterable[Finding], backward_of: Iterable[str] = ()) -> tuple[Finding, ...]:
+    """Return findings in the order of the checks; consequences of another failure become notes.
+
+    ``backward_of`` names the operators whose backward calls this one.
+    """
     order = list(CHECKS)
     ordered = sorted(findings, key=lambda finding: order.index(finding.check))
     ordered = [_demote_after_memory_fault(finding, ordered) for finding in ordered]
     ordered = [_demote_after_death(finding, ordered) for finding in ordered]
     failed = {finding.check for finding in ordered if finding.status is Status.FAILED}
-    return tuple(_demote_after_failed_checks(finding, failed) for finding in ordered)
+    ordered = [_demote_after_failed_checks(finding, failed) for finding in ordered]
+    if callers := ", ".join(sorted(backward_of)):
+        excused = f"there is no autograd formula: the backward of {callers} calls it, and has no second derivatives"
+        ordered = [_as_note(f, excused) if f.kind == KIND_NO_FORMULA else f for f in ordered]
+    return tuple(ordered)
 
 
 def _demote_after_memory_fault(finding: Finding, known: list[Finding]) -> Finding:

@@ -47,15 +47,35 @@ def check(subject: Subject) -> Findings:
             return
     random = subject.is_random()
     in_time = (way for index, way in enumerate(ways) if index < _MIN_CHECKED_WAYS or time.process_time() < deadline)
-    for fault in itertools.chain.from_iterable(_check_at_sizes(subject, *way, random=random) for way in in_time):
+    counts = _SizeCounts()
+    for fault in itertools.chain.from_iterable(
+        _check_at_sizes(subject, *way, counts, random=random) for way in in_time
+    ):
         if fault.kind not in seen:
             seen.add(fault.kind)
             yield _finding(fault)
+    if counts.ways < len(ways):
+        what = f"{counts.ways} of {len(ways)} sizes of its tensors were varied"
+        yield note("mask", f"{what}: the limit of {_BUDGET_S:g} s of CPU time was reached")
+    if not counts.checked and "unwritten" not in seen:
+        yield skipped("mask", f"no other size is accepted: {counts.refusal}")
+
+
+@dataclass
+class _SizeCounts:
+    """What was tried so far, and why sizes were left out."""
+
+    ways: int = 0
+    """Groups of equal sizes that were varied."""
+    checked: int = 0
+    """Sizes that the operator accepted."""
+    refusal: str = ""
+    """The first refusal of a size."""
 
 
 def _finding(fault: Fault) -> Finding:
     """Return a finding; wrong values alone are not a memory fault."""
-    if fault.kind in ("unseen", "slow"):
+    if fault.kind in ("unseen", "slow", "refused"):
         return note("mask", fault.what)
     return failed("mask", fault.what, fault.fix, "" if fault.kind == "values" else KIND_MEMORY)
 
@@ -73,14 +93,21 @@ def _resized_small(subject: Subject, call: OperatorCall, group: int, size: int) 
     return subject.resized(call, lambda n: size if n == group else min(n, _SMALL_SIZE + (n % 3)))
 
 
-def _check_at_sizes(subject: Subject, call: OperatorCall, group: int, *, random: bool) -> Iterator[Fault]:
+def _check_at_sizes(
+    subject: Subject, call: OperatorCall, group: int, counts: _SizeCounts, *, random: bool
+) -> Iterator[Fault]:
+    counts.ways += 1
     resize = _resized_small if subject.accepts(_resized_small(subject, call, group, 64)) else _resized_one
-    if not subject.accepts(resize(subject, call, group, 64)):
+    refusal = attempt(subject.run_copy, resize(subject, call, group, 64))
+    if isinstance(refusal, Exception):
+        counts.refusal = (
+            counts.refusal or f"64 for {group} in {subject.base_name}{call}: {describe_error(refusal, 160)}"
+        )
+        yield Fault("refused", f"a size was not varied, as the operator refuses {counts.refusal}")
         return
-    full_size = _largest_fast_size(lambda n: subject.run_copy(resize(subject, call, group, n)))
-    if full_size != _FULL_SIZES[-1]:
-        left_out = f"sizes above {full_size} of {subject.base_name}{call} were left out"
-        yield Fault("slow", f"{left_out}: a call takes too long, as in Triton's interpreter")
+    full_size, reason = _largest_fast_size(lambda n: subject.run_copy(resize(subject, call, group, n)))
+    if reason:
+        yield Fault("slow", f"sizes above {full_size} for {group} in {subject.base_name}{call} were left out: {reason}")
     parts = (
         None
         if random or subject.reference is not None
@@ -89,8 +116,12 @@ def _check_at_sizes(subject: Subject, call: OperatorCall, group: int, *, random:
     for size in [s for s in _UNALIGNED_SIZES if s < full_size]:
         sized_call = resize(subject, call, group, size)
         results = attempt(subject.run_copy, sized_call)
-        if isinstance(results, Exception):  # an unsupported size is no fault here
+        if isinstance(results, Exception):
+            refused = f"{size} for {group} in {subject.base_name}{call}: {describe_error(results, 160)}"
+            counts.refusal = counts.refusal or refused
+            yield Fault("refused", f"sizes were left out, as the operator refuses {refused}")
             continue
+        counts.checked += 1
         if not random:
             yield from _check_reads(subject, sized_call)
             yield from _check_against_reference(subject, sized_call, results)
@@ -98,14 +129,18 @@ def _check_at_sizes(subject: Subject, call: OperatorCall, group: int, *, random:
             yield from _check_part(subject, parts, size)
 
 
-def _largest_fast_size(run: Callable[[int], Any]) -> int:
-    """Return the largest of the full sizes at which a call is fast enough."""
+def _largest_fast_size(run: Callable[[int], Any]) -> tuple[int, str]:
+    """Return the largest of the full sizes at which a call is fast enough, and why larger ones are left out."""
     for size, larger in itertools.pairwise(_FULL_SIZES):
         start = time.process_time()
         attempt(run, size)  # an unsupported size is no fault here
-        if (time.process_time() - start) * larger / size > _MAX_CALL_S:
-            return size
-    return _FULL_SIZES[-1]
+        seconds = time.process_time() - start
+        if seconds * larger / size > _MAX_CALL_S:
+            return size, (
+                f"a call at {size} takes {seconds:.2g} s of CPU time, so one at {larger} is expected to exceed the "
+                f"limit of {_MAX_CALL_S:g} s"
+            )
+    return _FULL_SIZES[-1], ""
 
 
 def _resized_one(subject: Subject, call: OperatorCall, group: int, size: int) -> OperatorCall:

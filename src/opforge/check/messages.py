@@ -96,6 +96,20 @@ class CheckFound(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class BackwardCalled(Message):
+    """The operators that the backward of the checked operator called."""
+
+    operators: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Raised(Message):
+    """The action of a fork raised, with the line of the user's code."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckBroke(Message):
     """The check itself raises, not the operator."""
 
@@ -146,6 +160,14 @@ class OperatorFound(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorBackward(Message):
+    """The operators that an operator's backward calls."""
+
+    operator: str
+    calls: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Progress(Message):
     """How much of the work is done."""
 
@@ -157,8 +179,8 @@ class Progress(Message):
 _MESSAGES: dict[str, type[Message]] = {
     kind.__name__: kind
     for kind in (
-        Calling, AcceptedCall, DeclaredCalls, NoCallAccepted, EveryCallRefused, CheckFound, CheckBroke,
-        ChildFailed, TargetLoaded, OperatorInputs, OperatorFound, Progress,
+        Calling, AcceptedCall, DeclaredCalls, NoCallAccepted, EveryCallRefused, CheckFound, BackwardCalled,
+        Raised, CheckBroke, ChildFailed, TargetLoaded, OperatorInputs, OperatorFound, OperatorBackward, Progress,
     )
 }  # fmt: skip
 

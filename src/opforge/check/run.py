@@ -48,6 +48,8 @@ class _ReportBuilder:
         self.loaded: messages.TargetLoaded | None = None
         self.operators: dict[str, OperatorReport] = {}
         self.findings: dict[str, list[Finding]] = {}
+        self.backward_of: dict[str, set[str]] = {}
+        """Operators whose backward calls an operator, by its name."""
 
     def add(self, message: messages.Message) -> None:
         match message:
@@ -61,6 +63,9 @@ class _ReportBuilder:
                 self.findings = {name: [] for name in message.schemas}
             case messages.OperatorFound():
                 self.findings[message.operator].append(message.finding)
+            case messages.OperatorBackward(name, calls):
+                for called in calls:
+                    self.backward_of.setdefault(called, set()).add(name)
             case messages.OperatorInputs(name, calls, origin, unsupported):
                 self.operators[name] = replace(
                     self.operators[name], calls=tuple(calls), origin=origin, unsupported=unsupported
@@ -82,7 +87,7 @@ class _ReportBuilder:
 
     def _report(self, loaded: messages.TargetLoaded) -> CheckReport:
         operators = tuple(
-            replace(operator, findings=demote_consequences(self.findings[name]))
+            replace(operator, findings=demote_consequences(self.findings[name], self.backward_of.get(name, ())))
             for name, operator in self.operators.items()
         )
         return CheckReport(

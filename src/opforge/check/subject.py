@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -13,6 +14,7 @@ from torch._library.custom_ops import OPDEFS
 
 from opforge.check.differences import first_difference
 from opforge.check.operator_call import OperatorCall, flat_results, resized
+from opforge.frames import is_user_file
 from opforge.sandbox.guest.global_state import seed_generator
 
 BACKENDS = ("CPU", "CUDA", "XPU", "MPS", "HPU", "PrivateUse1")
@@ -35,6 +37,8 @@ class Subject:
     device: str = "cpu"
     interpreted: bool = False
     """Whether Triton kernels run in the interpreter."""
+    backward_calls: set[str] = field(default_factory=set)
+    """Operators that its backward called, as far as it was run."""
     last_error: BaseException | None = None
     """Last error raised by the operator."""
     before_call: Callable[[OperatorCall], None] = lambda _call: None
@@ -194,6 +198,13 @@ def printable(text: str) -> str:
 
 
 def describe_error(error: BaseException, max_chars: int = 300) -> str:
-    """Return an error's type and the beginning of its message."""
+    """Return an error's type, the beginning of its message, and the line of the user's code that raised it."""
     text = printable(str(error))
-    return f"{type(error).__name__}: {text[:max_chars]}{'…' if len(text) > max_chars else ''}"
+    return f"{type(error).__name__}: {text[:max_chars]}{'…' if len(text) > max_chars else ''}{user_location(error)}"
+
+
+def user_location(error: BaseException) -> str:
+    """Return the last line of the user's code in an error's traceback; empty if there is none."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_file(f.filename)]
+    code = f" (`{printable(frames[-1].line)}`)" if frames and frames[-1].line else ""
+    return f" at {frames[-1].filename}:{frames[-1].lineno}{code}" if frames else ""

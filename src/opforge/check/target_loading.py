@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from pathlib import Path
 from opforge import cache
 from opforge.check.check_request import CheckTarget
 from opforge.errors import InternalError, NothingToJudgeError, OpforgeError, UnknownNameError
-from opforge.frames import is_from_opforge, is_from_torch, is_import_system, torch_folder
+from opforge.frames import is_from_opforge, is_from_torch, is_import_system, is_user_file, torch_folder
 from opforge.imports import run_file
 from opforge.procs.forks import Send, run_fork
 
@@ -61,11 +62,20 @@ def load_target(target: CheckTarget, device: str, patterns: Sequence[str]) -> Lo
         notes.append("Triton kernels run in its interpreter (TRITON_INTERPRET=1)")
     if target.operator:
         return LoadedTarget(_select_operators([target.operator], after), package, interpreted, notes)
-    registered = {name for name in after - before if not _is_registered_by_torch(name)}
+    torchs_own = {name for name in after - before if _is_registered_by_torch(name)}
+    registered = after - before - torchs_own
+    if torchs_own:
+        namespaces = Counter(name.partition("::")[0] for name in torchs_own)
+        places = ", ".join(f"{namespace} {count}" for namespace, count in namespaces.most_common())
+        notes.append(
+            f"not checked: {len(torchs_own)} operators that torch itself registers, in modules that {target.text} "
+            f"imports ({places}); name one to check it: opforge check {min(torchs_own)} --import {target.text}"
+        )
     if not registered:
         raise NothingToJudgeError(
-            f"importing {target.text} registers no operator; give the module that does (it may be a submodule), "
-            f"or an operator by name: ns::op --import {target.text}"
+            f"importing {target.text} registers no operator"
+            f"{f' but {len(torchs_own)} of torch' if torchs_own else ''}; give the module that does (it may be a "
+            f"submodule), or an operator by name: ns::op --import {target.text}"
         )
     return LoadedTarget(_select_operators(patterns, registered), package, interpreted, notes)
 
@@ -163,7 +173,8 @@ def _import_target(target: CheckTarget) -> str:
             importlib.import_module(target.module)
     except BaseException as error:  # code of the user: it may even exit
         frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_import_frame(f.filename)]
-        where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        users = [f for f in frames if is_user_file(f.filename)] or frames
+        where = f" at {users[-1].filename}:{users[-1].lineno}" if users else ""
         raise OpforgeError(f"importing {target.text} raises {type(error).__name__}{where}: {error}") from error
     return target.module
 
@@ -218,7 +229,7 @@ def _is_registered_by_torch(name: str) -> bool:
     except RuntimeError:
         return False
     places = [match[1] for line in lines if (match := re.fullmatch(r"debug: registered at (.+):\d+", line))]
-    by_users = (torch_folder() / "library.py", torch_folder() / "_library")
+    by_users = [torch_folder() / name for name in ("library.py", "_library", "_custom_op", "_custom_ops.py")]
     return any(
         is_from_torch(p) and not any(Path(p).resolve().is_relative_to(path) for path in by_users) for p in places
     )

@@ -13,7 +13,7 @@ from opforge.errors import OpforgeError
 from opforge.reports.escape import escape_controls
 
 if TYPE_CHECKING:
-    from opforge.check import CheckReport, OperatorReport
+    from opforge.check import CheckReport, Finding, OperatorReport
 
 
 def register(app: typer.Typer) -> None:
@@ -38,6 +38,7 @@ def check(
     timeout: Annotated[float, typer.Option(help="Time limit of one check of one operator, in seconds.")] = 60.0,
     workers: Annotated[int, typer.Option(help="Number of checks to run at once.")] = 2,
     format_: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    brief: Annotated[bool, typer.Option("--brief", help="Failures only, without fixes and notes.")] = False,
 ) -> int:
     """Check the operators that TARGET registers, and show a fix for each failure; exit with 1 if there is one."""
     if format_ not in ("text", "json"):
@@ -52,7 +53,7 @@ def check(
     if format_ == "json":
         sys.stdout.write(json.dumps(report.as_json(), indent=2) + "\n")
     else:
-        sys.stdout.write("\n".join(map(escape_controls, _lines(report))) + "\n")
+        sys.stdout.write("\n".join(map(escape_controls, _lines(report, brief=brief))) + "\n")
     return report.exit_code
 
 
@@ -60,20 +61,31 @@ def _split_names(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def _lines(report: CheckReport) -> list[str]:
+def _lines(report: CheckReport, *, brief: bool) -> list[str]:
     width = max((len(operator.name) for operator in report.operators), default=0)
     lines = [f"{report.target} ({report.device}, torch {report.versions.get('torch', '?')})"]
     lines += [f"note  {note}" for note in report.notes]
     if report.left_out:
         lines.append(f"note  left out: {', '.join(report.left_out)}")
-    for operator in report.operators:
-        lines += _operator(operator, width)
+    shown_fixes: dict[tuple[str, str], str] = {}
+    for group in _with_equal_paragraphs(report):
+        lines += [_headline(operator, width) for operator in group]
+        lines += _paragraph(group[0], shown_fixes, brief=brief)
     counts = report.counts()
     lines.append(", ".join(f"{count} {name}" for name, count in counts.items() if count))
     return lines
 
 
-def _operator(operator: OperatorReport, width: int) -> list[str]:
+def _with_equal_paragraphs(report: CheckReport) -> list[list[OperatorReport]]:
+    """Group the operators that were not judged for the same reason; every other operator is a group of its own."""
+    groups: dict[tuple[str, str], list[OperatorReport]] = {}
+    for operator in report.operators:
+        name = "" if operator.unsupported and not operator.findings else operator.name
+        groups.setdefault((name, operator.unsupported), []).append(operator)
+    return list(groups.values())
+
+
+def _headline(operator: OperatorReport, width: int) -> str:
     from opforge.check import Status
 
     passed = {finding.check for finding in operator.findings_with(Status.PASSED)}
@@ -85,16 +97,31 @@ def _operator(operator: OperatorReport, width: int) -> list[str]:
     )
     if skipped:
         summary += f"; skipped: {', '.join(finding.check for finding in skipped)}"
-    lines = [f"{operator.name:{width}}  {operator.verdict:11}  {summary}".rstrip()]
-    if operator.unsupported:
-        lines.append(f"  not judged  {operator.unsupported}")
-    for finding in operator.findings_with(Status.FAILED):
-        lines.append(f"  failed  {finding.check:11}  {finding.what}")
-        lines += [f"    fix  {finding.fix}"] if finding.fix else []
-    for finding in operator.findings_with(Status.NOTE):
-        lines.append(f"  note    {finding.check:11}  {finding.what}")
-        lines += [f"    fix  {finding.fix}"] if finding.fix else []
+    return f"{operator.name:{width}}  {operator.verdict:11}  {summary}".rstrip()
+
+
+def _paragraph(operator: OperatorReport, shown_fixes: dict[tuple[str, str], str], *, brief: bool) -> list[str]:
+    """Return an operator's findings; a fix that another operator has shown for the same fault is not repeated."""
+    from opforge.check import Status
+
+    lines = [f"  not judged  {operator.unsupported}"] if operator.unsupported else []
+    for status, label in ((Status.FAILED, "failed"), (Status.NOTE, "note  ")):
+        for finding in operator.findings_with(status) if status is Status.FAILED or not brief else ():
+            lines.append(f"  {label}  {finding.check:11}  {finding.what}")
+            if brief or not finding.fix:
+                continue
+            shown = shown_fixes.setdefault(_fault(operator, finding), operator.name)
+            lines.append(f"    fix  {finding.fix if shown == operator.name else f'as for {shown}, above'}")
+    if not brief:
+        skipped = [f for f in operator.findings_with(Status.SKIPPED) if f.check != "blocks"]  # most are not in Triton
+        lines += [f"  skipped {f.check:11}  {f.what}" for f in skipped]
     return lines
+
+
+def _fault(operator: OperatorReport, finding: Finding) -> tuple[str, str]:
+    """Return what a finding shares with the same one of another operator: its check, and the fault or the fix."""
+    general = "for " not in finding.what
+    return finding.check, finding.what if general else finding.fix.replace(operator.name, "")
 
 
 def _input_origin(origin: str) -> str:
