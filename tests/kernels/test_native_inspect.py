@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
+from pathlib import Path
 
 import pytest
 
@@ -120,13 +121,23 @@ def test_no_library(tmp_path):
     assert "not a shared library for this machine" in look.error
 
 
+def test_symbols_are_shown_as_in_the_source():
+    symbol = "_ZN2at4_ops3add4callERKNS_6TensorES4_RKN3c106ScalarE"
+    error = f"x.so: undefined symbol: {symbol}"
+    explained = inspect.explain_load_error(Path("x.so"), error)
+    assert (
+        "for another torch: at::_ops::add::call(at::Tensor const&, at::Tensor const&, c10::Scalar const&)" in explained
+    )
+    assert [inspect.demangled(name) for name in ("aoti_torch_zeros", "_Znothing")] == ["aoti_torch_zeros", "_Znothing"]
+
+
 @pytest.mark.slow
 def test_built_for_another_python_or_torch(tmp_path):
     of_python = 'extern "C" int PyOld_Function();\nint call() { return PyOld_Function(); }\n'
-    of_torch = "namespace c10 { void gone(); }\nvoid call() { c10::gone(); }\n"
+    of_torch = "namespace c10 { void gone(int); }\nvoid call() { c10::gone(1); }\n"
     python, torch = native.inspect_libraries([[built(tmp_path / "p", of_python)], [built(tmp_path / "t", of_torch)]])
     assert "built for another Python: PyOld_Function is not in this one" in python.error
-    assert "built for another torch" in torch.error
+    assert "built for another torch: c10::gone(int) is not in this one" in torch.error
     other = tmp_path / "m.cpython-39-x86_64-linux-gnu.so"
     other.write_bytes(built(tmp_path / "p", of_python).read_bytes())
     (named,) = native.inspect_libraries([[other]])

@@ -105,3 +105,27 @@ def test_fragments_of_one_namespace_go_together(tmp_path):
     one = 'TORCH_LIBRARY(ours, m) { m.def("x(Tensor a) -> Tensor"); }'
     two = 'TORCH_LIBRARY_FRAGMENT(ours, m) { m.def("y(Tensor a) -> Tensor"); m.def("x.out(Tensor a) -> Tensor"); }'
     assert clashes_of_sources(units(tmp_path, one, two)) == []
+
+
+def test_a_namespace_may_be_a_macro(tmp_path):
+    """Macros of sources, headers and arguments are expanded; an ambiguous one is left to the trial load."""
+    body = 'STABLE_TORCH_LIBRARY({}, m) {{ m.def("same(Tensor self) -> Tensor"); }}\n'
+    own = f"#define INNER mine\n#define NS INNER // by two steps\n{body.format('NS')}"
+    twice = f"#ifdef A\n#define NS one\n#else\n#define NS two\n#endif\n{body.format('NS')}"
+    header = write(tmp_path, "#define OF_HEADER(x) x\n#define OF_HEADER_TOO yours\n", "names.h")
+    expected = {own: ("mine", True), twice: ("NS", False)}
+    expected |= {body.format("OF_HEADER_TOO"): ("yours", True), body.format("GIVEN"): ("given", True)}
+    for number, (source, namespace) in enumerate(expected.items()):
+        file = write(tmp_path / str(number), source)
+        (block,) = registrations(file, {"GIVEN": "given"}, [header])
+        assert (block.namespace, block.namespace_known) == namespace
+    first, second = (registrations(write(tmp_path / name, twice)) for name in ("first", "second"))
+    assert clashes_of_sources({"first": first, "second": second}) == []
+    assert (
+        len(
+            clashes_of_sources(
+                {"a": registrations(write(tmp_path / "a", own)), "b": registrations(write(tmp_path / "b", own))}
+            )
+        )
+        == 1
+    )

@@ -206,6 +206,22 @@ def test_one_that_fails_does_not_keep_the_others_from_being_built(tmp_path):
         (["two", "--namespace", "x"], 2, "--namespace x requires one library, and 'two' holds a, b"),
         (["one", "--namespace", "a-b"], 2, "'a-b' cannot be a namespace"),
         (["one", "--target", "new"], 2, "'new' is not a version of torch"),
+        (
+            ["one", "--target", "2.10"],
+            2,
+            "--target 2.10 is out of range; the torch installed here builds for 2.11 to 2",
+        ),
+        (["one", "--target", "9.0"], 2, "--target 9.0 is out of range"),
+        (
+            ["one", "--namespace", "prims"],
+            2,
+            "source.cpp:5 registers operators in 'prims', a namespace of torch itself",
+        ),
+        (
+            ["aten"],
+            2,
+            "source.cpp:5 registers operators in 'aten', a namespace of torch itself; use a name of your own",
+        ),
         (["one", "--format", "xml"], 2, "unknown format 'xml'"),
         (["one", "--workers", "0"], 2, "--workers 0 is out of range"),
         (["one", "--timeout", "inf"], 2, "--timeout inf is out of range"),
@@ -215,7 +231,7 @@ def test_one_that_fails_does_not_keep_the_others_from_being_built(tmp_path):
 def test_bad_input(words, code, message, tmp_path):
     (tmp_path / "empty").mkdir()
     source = registering("STABLE_TORCH_LIBRARY", "same", "OPFORGE_NAMESPACE")
-    for folder in ("1st", "one", "two/a", "two/b"):
+    for folder in ("1st", "one", "aten", "two/a", "two/b"):
         write(tmp_path / folder, source)
     done = opforge("build", *words, cwd=tmp_path)
     assert done.returncode == code, done.stderr

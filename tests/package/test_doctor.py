@@ -14,7 +14,7 @@ from opforge.package import doctor
 from opforge.runtime.native import building
 from tests.command import opforge
 from tests.conftest import ROOT
-from tests.native import ABORTS, registering, write
+from tests.native import ABORTS, compiler, registering, write
 from tests.torch_native import needs_torch_native, overriding_relu
 
 
@@ -157,6 +157,27 @@ def test_a_compiler_that_is_too_old(tmp_path):
     doctor._try_cxx20(health, toolchain.Compiler(str(old), "c++ 4.8"))
     assert "does not build a C++20 program" in problems(health)
     assert "install g++ 11 or newer" in problems(health)
+
+
+def test_a_compiler_that_cannot_read_torchs_headers(tmp_path):
+    """A compiler may build C++20 and still be too old for torch; nvcc before CUDA 12 has no C++20."""
+    lacking = compiler(
+        tmp_path / "lacking", 'case "$*" in *torch.cpp*) echo "torch.cpp:1:1: error: too old"; exit 1;; esac'
+    )
+    health = doctor.Health({"torch": {"include": list(toolchain.torch_build().include_folders)}})
+    doctor._try_cxx20(health, toolchain.Compiler(str(lacking), "c++ 10"))
+    assert "does not build torch's headers: torch.cpp:1:1: error: too old" in problems(health)
+
+
+def test_a_cuda_toolkit_that_is_too_old(tmp_path, monkeypatch):
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 11.8, V11.8.89'\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    health = doctor.Health()
+    doctor._compilers(health)
+    assert "has no C++20, which torch's headers need FIX install a CUDA toolkit 12" in problems(health)
 
 
 def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):

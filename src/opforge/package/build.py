@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels.native import builder, clashes, compiler, inspect, sources, toolchain
 from opforge.package.library_package import write_library_package
+from opforge.package.new import torch_namespaces
 from opforge.suites.base import Progress, no_progress
 
 
@@ -54,7 +56,7 @@ def units_in(directory: Path, options: BuildOptions = BuildOptions()) -> list[bu
     """Return the libraries of a folder: itself if it holds sources, else its subfolders that do."""
     if not directory.is_dir():
         raise OpforgeError(f"there is no folder {str(directory)!r} to build; give one that holds C++ or CUDA sources")
-    toolchain.target_version(options.target)
+    toolchain.check_target(options.target)
     folder = directory.resolve()
     own_sources = [path for path in folder.iterdir() if path.suffix in sources.SOURCE_SUFFIXES]
     subfolders = [
@@ -86,8 +88,20 @@ def _unit(folder: Path, files: Sequence[Path], options: BuildOptions) -> builder
 
 def registrations_of(unit: builder.LibrarySpec) -> list[sources.Registration]:
     """Return the registrations found in the sources of a unit, as far as they can be parsed."""
-    names = dict.fromkeys(builder.NAMESPACE_MACROS, unit.effective_namespace)
-    return [block for file in unit.files for block in sources.registrations(file, names)]
+    flags = (flag.removeprefix("-D").partition("=") for flag in unit.flags if flag.startswith("-D"))
+    macros = {name: value for name, _, value in flags}
+    macros |= dict.fromkeys(builder.NAMESPACE_MACROS, unit.effective_namespace)
+    headers = sources.headers_in(unit.folder)
+    return [block for file in unit.files for block in sources.registrations(file, macros, headers)]
+
+
+def _refuse_torchs_namespaces(blocks: Iterable[sources.Registration]) -> None:
+    for block in blocks:
+        if block.namespace_known and block.namespace in torch_namespaces():
+            raise OpforgeError(
+                f"{block.file}:{block.line} registers operators in {block.namespace!r}, a namespace of torch itself; "
+                "use a name of your own, as the folder's name or with --namespace"
+            )
 
 
 def build_folder(
@@ -98,7 +112,9 @@ def build_folder(
     Failed libraries are part of the result. Clashes between sources raise before any build.
     """
     units = units_in(directory, options)
-    if source_clashes := clashes.clashes_of_sources({unit.name: registrations_of(unit) for unit in units}):
+    blocks = {unit.name: registrations_of(unit) for unit in units}
+    _refuse_torchs_namespaces(itertools.chain.from_iterable(blocks.values()))
+    if source_clashes := clashes.clashes_of_sources(blocks):
         raise clashes.ClashError(source_clashes)
     out = (options.out or directory / "build").absolute()
     outcomes = _build_all(units, options, progress)

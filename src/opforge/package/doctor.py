@@ -32,6 +32,8 @@ _HIDDEN_EXTRAS = ("dev",)
 _CXX20_PROGRAM = (
     "#include <concepts>\ntemplate <std::integral T> T twice(T x) { return 2 * x; }\nint main() { return twice(0); }\n"
 )
+_STABLE_HEADERS = "#include <torch/csrc/stable/library.h>\n#include <torch/csrc/stable/tensor.h>\n"
+_OLDEST_CXX20_CUDA = 12
 
 _NATIVE_STATE = (sys.executable, "-P", "-W", "ignore", "-m", "opforge.runtime.native_state")
 _NATIVE_STATE_LIMIT_S = 180.0
@@ -133,6 +135,12 @@ def _compilers(health: Health) -> Facts:
     try:
         nvcc = toolchain.nvcc()
         row |= {"nvcc": nvcc.path, "nvcc_version": nvcc.version}
+        release = re.search(r"release (\d+)\.", nvcc.version)
+        if release and int(release[1]) < _OLDEST_CXX20_CUDA:
+            health.add_problem(
+                f"{nvcc.path} ({nvcc.version}) has no C++20, which torch's headers need",
+                f"install a CUDA toolkit {_OLDEST_CXX20_CUDA} or newer, and set CUDA_HOME to its folder",
+            )
     except OpforgeError:
         health.notes.append("no nvcc: CUDA sources (.cu) cannot be built here; Python and C++ kernels do not need it")
     return row
@@ -143,9 +151,16 @@ def _try_cxx20(health: Health, cxx: toolchain.Compiler) -> None:
         Path(folder, "trial.cpp").write_text(_CXX20_PROGRAM)
         try:
             compiler.run("trial", [cxx.path, "-std=c++20", "trial.cpp", "-o", "trial"], Path(folder), 60.0)
+            if "include" in health.facts.get("torch", {}):
+                include = [f"-isystem{path}" for path in health.facts["torch"]["include"]]
+                target = f"-DTORCH_TARGET_VERSION={toolchain.target_version(toolchain.OLDEST_TORCH)}"
+                Path(folder, "torch.cpp").write_text(_STABLE_HEADERS)
+                words = [cxx.path, "-std=c++20", "-fsyntax-only", target, *include, "torch.cpp"]
+                compiler.run("trial", words, Path(folder), 60.0)
         except compiler.BuildError as error:
+            program = "torch's headers" if error.first_error.startswith(("torch", "/")) else "a C++20 program"
             health.add_problem(
-                f"{cxx.path} ({cxx.version}) does not build a C++20 program: {error.first_error}",
+                f"{cxx.path} ({cxx.version}) does not build {program}: {error.first_error}",
                 "install g++ 11 or newer (`apt install g++`), or set CXX to a newer compiler",
             )
 

@@ -55,6 +55,12 @@ def _hook(name: str) -> ModuleType:
     return run_file(TEMPLATE_FOLDER / "hooks" / f"{name}.py", f"_opforge_template_{name}")
 
 
+def torch_namespaces() -> frozenset[str]:
+    """Return the namespaces that torch itself registers operators in."""
+    names: frozenset[str] = _hook("pre_gen_project").TORCH_NAMESPACES
+    return names
+
+
 def with_defaults(answers: Mapping[str, str]) -> dict[str, str]:
     """Return the answers, with defaults for missing ones."""
     return {name: answers.get(name, choices[0]) for name, choices in questions().items()}

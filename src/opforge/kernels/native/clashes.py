@@ -94,8 +94,12 @@ class ClashError(OpforgeError):
 
 
 def clashes_of_sources(units: Mapping[str, Sequence[Registration]]) -> list[Clash]:
-    """Return the clashes visible in the sources of some units, including those within a unit."""
-    return list(_claimed_twice(units)) + list(_defined_twice(units))
+    """Return the clashes visible in the sources of some units, including those within a unit.
+
+    Blocks whose namespace is an unknown macro are left to the trial load of the built libraries.
+    """
+    known = {name: [block for block in blocks if block.namespace_known] for name, blocks in units.items()}
+    return list(_claimed_twice(known)) + list(_defined_twice(known))
 
 
 def _claimed_twice(units: Mapping[str, Sequence[Registration]]) -> list[Clash]:

@@ -5,6 +5,7 @@ Reports what they add to torch, and whether loading them kills the process.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import re
@@ -135,10 +136,29 @@ def explain_load_error(path: Path, error: str) -> str:
     return error[:600]
 
 
-def _missing_symbol(name: str) -> str:
+def demangled(name: str) -> str:
+    """Return a C++ symbol as it stands in the source; the symbol itself if it is not C++ or cannot be read."""
+    try:
+        demangle = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
+    except (OSError, AttributeError):
+        return name
+    demangle.restype = ctypes.c_void_p
+    status = ctypes.c_int()
+    address = demangle(name.encode(), None, None, ctypes.byref(status))
+    if status.value or not address:
+        return name
+    text = ctypes.string_at(address).decode(errors="replace")
+    free = ctypes.CDLL(None).free
+    free.argtypes = [ctypes.c_void_p]
+    free(address)
+    return text
+
+
+def _missing_symbol(symbol: str) -> str:
+    name = demangled(symbol)
     if re.match(r"_?Py[A-Z_]", name) or "pybind11" in name:
         return f"it was built for another Python: {name} is not in this one"
-    if re.match(r"_ZN\w*?(?:3c10|2at|5torch)|_ZNK?\w*?(?:3c10|2at|5torch)|aoti_torch|torch_", name):
+    if re.match(r"_ZNK?\w*?(?:3c10|2at|5torch)|aoti_torch|torch_", symbol):
         cuda = "; it needs a torch with CUDA" if "cuda" in name.lower() else ""
         return f"it was built for another torch: {name} is not in this one{cuda}"
     return f"{name} is defined neither in it nor in what it is linked with"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ _OPERATOR_DEFINITION = re.compile(
     r'\.\s*def\s*\(\s*(?:TORCH_SELECTIVE_\w+\s*\(\s*)?(?:R"(\w*)\(\s*(.*?)\)\1"|"((?:[^"\\]|\\.)*)")', re.DOTALL
 )
 _NAME = re.compile(r"\s*(?:([A-Za-z_]\w*)::)?([A-Za-z_]\w*(?:\.\w+)?)")
+_MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+([A-Za-z_]\w*)(?!\w|\()[ \t]*(.*)$", re.MULTILINE)
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\')', re.DOTALL)
 
 
@@ -37,6 +39,8 @@ class Registration:
     """Whether it claims the whole namespace, as TORCH_LIBRARY does and a fragment does not."""
     operators: tuple[str, ...]
     """The operators it defines, such as ``mm`` or ``mm.out``."""
+    namespace_known: bool = True
+    """Whether the namespace is known; else it is a macro that only the compiler can expand."""
 
 
 def is_native(file: str | Path | None) -> bool:
@@ -82,21 +86,51 @@ def needs_python(included: Iterable[str]) -> bool:
     return any(_PYTHON_HEADER.fullmatch(name) for name in included)
 
 
-def registrations(file: Path, macros: dict[str, str] | None = None) -> list[Registration]:
-    """Return the blocks of a source that define operators; ``macros`` maps macros to namespaces."""
-    return list(_registrations(file, without_comments(file.read_text(errors="replace")), macros or {}))
+def registrations(
+    file: Path, macros: Mapping[str, str] | None = None, headers: Iterable[Path] = ()
+) -> list[Registration]:
+    """Return the blocks of a source that define operators.
+
+    ``macros`` maps macros to their values; those that the source and the headers define are added.
+    """
+    text = without_comments(file.read_text(errors="replace"))
+    texts = [text, *(without_comments(header.read_text(errors="replace")) for header in headers)]
+    return list(_registrations(file, text, {**_macros_in(texts), **(macros or {})}))
 
 
-def _registrations(file: Path, text: str, macros: dict[str, str]) -> Iterator[Registration]:
+def _macros_in(texts: Iterable[str]) -> dict[str, str]:
+    """Return the values of the macros that sources define; empty if not a single name."""
+    values: dict[str, set[str]] = {}
+    for name, value in itertools.chain.from_iterable(map(_MACRO.findall, texts)):
+        values.setdefault(name, set()).add(value.strip())
+    return {
+        name: value if len(found) == 1 and re.fullmatch(r"[A-Za-z_]\w*", value := next(iter(found))) else ""
+        for name, found in values.items()
+    }
+
+
+def _expand(name: str, macros: Mapping[str, str]) -> str:
+    """Return the name that a macro stands for; empty if unknown."""
+    for _ in range(len(macros) + 1):
+        if name not in macros:
+            return name
+        name, previous = macros[name], name
+        if name == previous:
+            return name
+    return ""
+
+
+def _registrations(file: Path, text: str, macros: Mapping[str, str]) -> Iterator[Registration]:
     blocks = [match for match in _BLOCK.finditer(text) if not _in_macro_definition(text, match.start())]
     for number, match in enumerate(blocks):
         if match[1] == "_IMPL":
             continue
         end = blocks[number + 1].start() if number + 1 < len(blocks) else len(text)
         body = _braced_block(text[match.end() : end])
-        namespace = macros.get(match[2], match[2])
+        namespace = _expand(match[2], macros)
         operators = tuple(dict.fromkeys(_operators(body)))
-        yield Registration(file, text.count("\n", 0, match.start()) + 1, namespace, match[1] is None, operators)
+        line = text.count("\n", 0, match.start()) + 1
+        yield Registration(file, line, namespace or match[2], match[1] is None, operators, bool(namespace))
 
 
 def _in_macro_definition(text: str, offset: int) -> bool:

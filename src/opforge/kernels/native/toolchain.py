@@ -189,6 +189,20 @@ def python_include() -> str:
     return folder
 
 
+def check_target(version: str) -> None:
+    """Reject a version of torch that this torch cannot build for."""
+    target_version(version)
+    installed = ".".join(cache.torch_version().split(".")[:2])
+    if not _numbers(OLDEST_TORCH) <= _numbers(version) <= _numbers(installed):
+        raise OpforgeError(
+            f"--target {version} is out of range; the torch installed here builds for {OLDEST_TORCH} to {installed}"
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
 def target_version(version: str) -> str:
     """Return the value of TORCH_TARGET_VERSION for a version such as ``2.11``."""
     match = re.fullmatch(r"(\d+)\.(\d+)", version)

@@ -18,11 +18,15 @@ MAX_NAME_LENGTH = 64
 TORCH_NAMESPACES = frozenset(
     "aten prim prims rngprims debugprims quantized quantized_decomposed quantization mkl mkldnn mkldnn_prepacked onednn prepacked "
     "xnnpack vulkan vulkan_prepack metal metal_prepack sparse profiler inductor inductor_prims c10d c10d_functional symm_mem rpc "
-    "static_runtime cuda onnx onnx_symbolic fsdp export flex_lib streams debug_mode_ops higher_order image "
-    "load_library loaded_libraries import_module "
-    "torchvision torchaudio torchao torchtext fbgemm detectron2 vllm flash_attn xformers executorch opforge".split()
+    "static_runtime cuda onnx onnx_symbolic fsdp export flex_lib streams debug_mode_ops higher_order "
+    "load_library loaded_libraries import_module".split()
 )
-"""Names that ``torch.ops`` has, or that packages which are often installed beside torch register."""
+"""Names that ``torch.ops`` has."""
+
+KNOWN_NAMESPACES = frozenset(
+    "image torchvision torchaudio torchao torchtext fbgemm detectron2 vllm flash_attn xformers executorch opforge".split()
+)
+"""Namespaces of packages that are often installed beside torch."""
 
 RESERVED = frozenset(
     "torch triton numpy ops kernels namespace checks batching test tests src build dist csrc cmake variants benchmarks setup conftest support".split()
@@ -40,7 +44,7 @@ def problem_with_package(name: str) -> str:
         return f"package name {name!r} is a keyword of Python; choose another, such as {name}_ops"
     if name in sys.stdlib_module_names:
         return f"package name {name!r} is a module of Python's standard library; choose another, such as {name}_ops"
-    if name in TORCH_NAMESPACES:
+    if name in TORCH_NAMESPACES | KNOWN_NAMESPACES:
         return f"package name {name!r} is a namespace that torch or a well known package has already; choose another, such as my_{name}"
     if name in RESERVED:
         return f"package name {name!r} is reserved; choose another, such as my_{name}"
