@@ -325,3 +325,26 @@ def test_bad_input(place, words, code, message):
     done = opforge("model", *given, cwd=place)
     assert done.returncode == code, done.stderr + done.stdout
     assert message in " ".join(done.stderr.split())
+
+
+def test_a_kernel_that_calls_what_it_replaces_is_cheated_as_in_a_run(judge):
+    wraps = {"tanh": "import torch\ndef tanh_kernel_impl(self):\n    return torch.ops.aten.tanh.default(self)\n"}
+    report = judge(wraps)
+    assert report["verdict"] == "cheated"
+    reason = "calls aten::tanh, the operator that it replaces (--allow-fallback permits it)"
+    assert report["reason"] == f"tanh_implementation_1 {reason}"
+    verdicts = {row["kernel"]: (row["verdict"], row["reason"]) for row in report["kernels"] if "verdict" in row}
+    assert verdicts == {"tanh_implementation_1": ("cheated", reason)}
+    assert "time" not in report
+
+
+def test_and_it_may_when_that_is_allowed(place):
+    (place / "kernels" / "relu" / "relu_implementation_1.py").write_text(
+        "import torch\ndef relu_kernel_impl(self):\n    return torch.relu(self)\n"
+    )
+    words = ["model", "net:make", "--ops-directory", "kernels"]
+    refused = opforge(*words, cwd=place)
+    assert refused.returncode == 1
+    assert "cheated relu_implementation_1: calls aten::relu, the operator that it replaces" in refused.stdout
+    allowed = opforge(*words, "--allow-fallback", cwd=place)
+    assert allowed.returncode == 0, allowed.stdout

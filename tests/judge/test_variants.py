@@ -80,7 +80,7 @@ def test_where_aten_answers_otherwise_in_another_layout_nobody_is_blamed(kernel_
 def test_a_kernel_may_fall_back_when_it_is_allowed_to(kernel_directory, judge_tiny):
     root = kernel_directory({"relu": "import torch\ndef relu_kernel_impl(self):\n    return torch.relu(self)\n"})
     assert verdicts(judge_tiny(root, {"relu.default": ONE}))["relu.default"] == {
-        ("cheated", "calls aten::relu, the operator that it replaces")
+        ("cheated", "calls aten::relu, the operator that it replaces (--allow-fallback permits it)")
     }
 
 

@@ -43,7 +43,8 @@ def test_a_right_kernel_passes(source, tmp_path, judge_tiny):
 @pytest.mark.parametrize("source", [pytest.param(CALLS_ATEN, id="stable ABI"), slow(RELU_OF_ATEN, id="full headers")])
 def test_calling_what_it_replaces_from_native_code_is_cheating(source, tmp_path, judge_tiny):
     ended = judge_tiny(kernels(tmp_path, source), {"relu.default": UNARY})
-    assert verdicts(ended) == {"relu.default": {("cheated", "calls aten::relu, the operator that it replaces")}}
+    reason = "calls aten::relu, the operator that it replaces (--allow-fallback permits it)"
+    assert verdicts(ended) == {"relu.default": {("cheated", reason)}}
 
 
 def test_registering_atens_own_operator_anew_is_tampering(tmp_path, judge_tiny):

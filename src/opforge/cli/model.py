@@ -57,6 +57,9 @@ def model(
     seed: Annotated[int, typer.Option(help="Seed of weights, inputs and random numbers of a run.")] = 0,
     timeout: Annotated[float, typer.Option(help="Time limit of one run of the model, in seconds.")] = 300.0,
     memory_gib: Annotated[float, typer.Option(help="Memory limit of the model's process (CPU).")] = 8.0,
+    allow_fallback: Annotated[
+        bool, typer.Option("--allow-fallback", help="Allow a kernel to call the operator that it replaces.")
+    ] = False,
     no_confine: Annotated[
         bool, typer.Option("--no-confine", help="Give model and kernels your access to files, network and processes.")
     ] = False,
@@ -81,6 +84,7 @@ def model(
         implementations=parse_implementations(implementation or []),
         timeout_s=timeout,
         memory_gib=memory_gib,
+        allow_fallback=allow_fallback,
         confine=not no_confine,
     )
     with ProgressLine() as progress:

@@ -113,7 +113,11 @@ def wrapped_operators(op: Operator, call: ReferenceCall) -> list[str]:
 
 
 def describe(op: Operator, called: list[str]) -> str:
-    """Say which forbidden call a kernel made."""
+    """Say which forbidden call a kernel made, and which option permits it."""
+    return f"{_describe(op, called)} (--allow-fallback permits it)"
+
+
+def _describe(op: Operator, called: list[str]) -> str:
     first = called[0]
     packet = first.partition(".")[0]
     if packet in (op.packet, op.base) or packet.rstrip("_") == op.packet:

@@ -56,13 +56,18 @@ class WrongCallReport:
 class WrongCallFinder:
     """Checks the calls of one kernel, which runs in its own worker."""
 
-    def __init__(self, worker: KernelWorker, config: WorkerConfig, kernel: ModelKernel) -> None:
+    def __init__(
+        self, worker: KernelWorker, config: WorkerConfig, kernel: ModelKernel, forbidden: Sequence[str] = ()
+    ) -> None:
         self._worker = worker
         self._config = config
         self._device = torch.device(config.device)
         self._required = kernel.ops
         self._buffer: Bytes = np.zeros(1 << 20, np.uint8)
-        worker.ask(LoadRequest(kernel.loading), timeout_s=max(LOAD_TIMEOUT_S, config.timeout_s))
+        worker.ask(
+            LoadRequest({**kernel.loading, "forbidden": list(forbidden)}),
+            timeout_s=max(LOAD_TIMEOUT_S, config.timeout_s),
+        )
 
     def find_first(self, aten: ModelProcess) -> WrongCallReport:
         """Return the first call of a run at which the kernel's answer is wrong."""
@@ -72,21 +77,28 @@ class WrongCallFinder:
             if facts is None or call.tree is None:
                 continue
             located.checked_count += 1
-            case = CaseRow(
-                _CASE_ID_FORMAT.format(call.number),
-                call.text,
-                json.dumps(call.tree),
-                Expect.RETURNS,
-                Phase.CORRECTNESS,
-                _BLOB_NAME,
-            )
-            verdict = self._judge_call(facts, case, blob)
+            verdict = self._judge_call(facts, _case_of(call), blob)
             if verdict.passed or verdict.kind is VerdictKind.UNSUPPORTED:
                 located.largest_bound_ratio = max(located.largest_bound_ratio, _bound_ratio(verdict))
                 continue
             located.first_wrong_call = self._wrong_call_row(facts, call, verdict)
             return located
         return located
+
+    def first_cheat(self, aten: ModelProcess, ops: Sequence[str]) -> Verdict | None:
+        """Return the verdict of the first operator at whose first call the kernel cheats."""
+        waiting = set(ops)
+        for call, blob in _recorded_calls(aten, sorted(waiting), WrongCallReport()):
+            facts = table().get(call.op)
+            if call.op not in waiting or facts is None or call.tree is None:
+                continue
+            waiting.remove(call.op)
+            verdict = self._judge_call(facts, _case_of(call), blob)
+            if verdict.kind is VerdictKind.CHEATED:
+                return verdict
+            if not waiting:
+                break
+        return None
 
     def _wrong_call_row(self, facts: Operator, call: RecordedCall, verdict: Verdict) -> dict[str, Any]:
         row = {"number": call.number, "op": call.op, "phase": call.phase, "case": call.text}
@@ -131,6 +143,11 @@ class WrongCallFinder:
             self._config.input_bytes,
             touched,
         ).verdict()
+
+
+def _case_of(call: RecordedCall) -> CaseRow:
+    id_ = _CASE_ID_FORMAT.format(call.number)
+    return CaseRow(id_, call.text, json.dumps(call.tree), Expect.RETURNS, Phase.CORRECTNESS, _BLOB_NAME)
 
 
 def _recorded_calls(

@@ -72,6 +72,8 @@ class ModelJob:
     confined: bool
     protected: bool
     """Whether the system has all protections of confined workers."""
+    allow_fallback: bool = False
+    """Whether a kernel may call the operator that it replaces."""
 
     def wire(self) -> dict[str, Any]:
         return asdict(self)

@@ -68,6 +68,7 @@ def judge_model(config: ModelConfig, on_status: StatusCallback = lambda _what: N
             run.memory_bytes,
             confined=run.confine,
             protected=not confinement["missing"],
+            allow_fallback=run.allow_fallback,
         )
         report = _run_judge(server, job, on_status)
     finally:

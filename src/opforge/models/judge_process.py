@@ -6,12 +6,14 @@ the faulty kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from opforge.judge.forbidden_calls import forbidden_operators
 from opforge.judge.kernel_worker import KernelWorker, WorkerConfig, WorkerDiedError
-from opforge.judge.verdict import RejectedError, VerdictKind
+from opforge.judge.verdict import RejectedError, Verdict, VerdictKind
 from opforge.judge.worker_folders import WorkerFolders
 from opforge.models import bisect
 from opforge.models.baseline import Baseline, run_baseline
@@ -20,6 +22,7 @@ from opforge.models.job import ModelJob, ModelKernel
 from opforge.models.model_process import ModelProcess, ModelProcessError, ReportedCalls
 from opforge.models.tensor_comparison import TensorComparison
 from opforge.models.timing import measure_speedup, profile_kernels
+from opforge.ops import table
 from opforge.procs.channel import Channel
 from opforge.sandbox.host.client import Spawner
 
@@ -58,6 +61,7 @@ class ModelJudge:
         self._worker_folders = WorkerFolders(spawner, run="", held=job.protected) if job.confined else None
         self._spec = job.spec
         self._kernels = {kernel.name: kernel for kernel in job.kernels}
+        self._allow_fallback = job.allow_fallback
         self._dtype = ""
         self._trial_count = 0
 
@@ -85,7 +89,10 @@ class ModelJudge:
         }
         times: dict[str, Any] = {}
         try:
-            if trial.passed and process is not None and any(t.answered for t in trial.call_counts):
+            if trial.passed and (cheats := self._find_cheats(baseline, trial.call_counts)):
+                unusable |= {name: (VerdictKind.CHEATED, reason) for name, reason in cheats.items()}
+                report |= {"verdict": VerdictKind.CHEATED.value, "reason": _describe_cheats(cheats)}
+            elif trial.passed and process is not None and any(t.answered for t in trial.call_counts):
                 report["time"], times = self._measure_times(process, baseline.aten, trial.call_counts)
             elif not trial.passed:
                 report["blame"] = self._find_faulty(baseline, kernels, trial)
@@ -227,15 +234,47 @@ class ModelJudge:
     def _find_wrong_call(self, baseline: Baseline, name: str) -> WrongCallReport:
         """Find the first call at which a kernel's answer is wrong."""
         self._send_status(f"checking the calls of {name}")
+        try:
+            with self._finder(name) as finder:
+                return finder.find_first(baseline.aten)
+        except (WorkerDiedError, ModelProcessError):
+            return WrongCallReport()
+
+    def _find_cheats(self, baseline: Baseline, call_counts: Sequence[ReportedCalls]) -> dict[str, str]:
+        """Return the kernels that call the operator they replace, each with the reason.
+
+        In the model's process ATen's operators are in use, so each kernel gets the first call of each
+        of its operators again in a worker of its own, with the traps of a run.
+        """
+        if self._allow_fallback:
+            return {}
+        served: dict[str, list[str]] = {}
+        for calls in call_counts:
+            if calls.answered and calls.kernel in self._kernels:
+                served.setdefault(calls.kernel, []).append(calls.op)
+        cheats: dict[str, str] = {}
+        for name, ops in served.items():
+            self._send_status(f"checking what {name} calls")
+            forbidden = forbidden_operators(op for op in map(table().get, self._kernels[name].ops) if op is not None)
+            try:
+                with self._finder(name, forbidden) as finder:
+                    verdict = finder.first_cheat(baseline.aten, ops)
+            except WorkerDiedError as death:
+                verdict = Verdict(death.kind, str(death))
+            if verdict is not None and verdict.kind is VerdictKind.CHEATED:
+                cheats[name] = verdict.reason
+        return cheats
+
+    @contextmanager
+    def _finder(self, name: str, forbidden: Sequence[str] = ()) -> Iterator[WrongCallFinder]:
+        """Yield a finder whose worker runs one kernel, with traps at forbidden operators."""
         kernel = self._kernels[name]
         confinement = (
             None if self._worker_folders is None else self._worker_folders.shared_confinement([kernel.readable_files])
         )
         worker = KernelWorker(self._spawner, self._config, confinement)
         try:
-            return WrongCallFinder(worker, self._config, kernel).find_first(baseline.aten)
-        except (WorkerDiedError, ModelProcessError):
-            return WrongCallReport()
+            yield WrongCallFinder(worker, self._config, kernel, forbidden)
         finally:
             worker.close()
 
@@ -251,6 +290,11 @@ def _failed_trial(error: ModelProcessError, call_counts: list[ReportedCalls]) ->
         return TrialResult(error.kind, reason, raised.kernel, [], call_counts)
     prefix = f"in {error.running_kernel}: " if error.running_kernel else ""
     return TrialResult(error.kind, f"{prefix}{error}", error.running_kernel, [], call_counts)
+
+
+def _describe_cheats(cheats: dict[str, str]) -> str:
+    (name, reason), *others = cheats.items()
+    return f"{name} {reason}" + (f", and {len(others)} more kernels" if others else "")
 
 
 def _kernel_rows(
