@@ -27,6 +27,7 @@ SLOW = {
     "custom-ops.md",
     "edge.md",
     "generation.md",
+    "install.md",
     "judge.md",
     "models.md",
     "native.md",

@@ -92,6 +92,7 @@ def test_operators_come_from_the_packages_own_list(site):
     assert kernels[0].digest != kernels[1].digest
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_hold_here_and_those_for_autograd_are_no_kernels(site):
     site(ROWS)
     names = ["relu", "tanh", "sigmoid", "exp", "abs", "neg", "sin", "cos"]

@@ -89,6 +89,7 @@ def test_a_library_is_compiled_once_for_each_content(single):
     assert _key(opened, product, "direct") is None, "what lies outside the folder may change unseen: it is never kept"
 
 
+@pytest.mark.slow
 def test_a_kernel_name_without_its_kernel_is_named(single):
     (single / "kernels" / "mul3.cpp").write_text(folders.kernel("other", folders.RIGHT))
     opened = read_folder(single)

@@ -120,6 +120,7 @@ def wait_for(process: subprocess.Popen[str], happened) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_at_once_while_a_model_is_silent_and_says_how_to_go_on(tmp_path):
     out = tmp_path / "run"
     with AnthropicServer(lambda _seen: Hang()) as server:

@@ -266,7 +266,7 @@ def test_an_element_that_was_steady_in_a_few_runs_may_waver_beside_a_float64_for
 
     def compared(row: int, off: float) -> None:
         made = Wavering([again, *[aten] * 7])
-        made.tensors, made.perturbed = [exact], lambda *_: None
+        made.tensors, made.perturbed = [exact], lambda *_: ()
         kernel = aten.clone()
         kernel[row, 5] += off
         Comparison(kernel, aten, made, 0, "result", 1.0).check()  # type: ignore[arg-type]
@@ -304,3 +304,22 @@ def test_no_sign_is_asked_for_where_zeros_are_compared_or_summed():
         "tanh_backward.default",
     ):
         assert not zero_signs_matter(named[op]), op
+
+
+def test_operators_that_write_to_their_inputs_get_fresh_ones_at_each_step_of_each_seed():
+    summands = torch.arange(6).reshape(2, 3)
+    factors = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    for made, is_moved in (
+        (call("add_.Tensor", summands, summands), False),
+        (call("mul_.Tensor", factors, factors), True),
+    ):
+        answers = [
+            found for both in Float64Answers(made).perturbed((1, -1, 2, 1), 2.0**-20, 2.0**-24) for found in both
+        ]
+        (exact, *_) = Float64Answers(made).tensors or ()
+        moves = [(answer[0] - exact).double() for answer in answers if answer]
+        assert torch.equal(moves[0], moves[6])
+        assert bool(moves[0].any()) is is_moved
+        assert torch.allclose(moves[0], -moves[2], rtol=1e-3, atol=0)  # a mirror image
+        assert torch.allclose(moves[0], 16 * moves[1], rtol=1e-3, atol=0)  # a larger step the same way
+        assert torch.equal(moves[0], moves[4]) is not is_moved

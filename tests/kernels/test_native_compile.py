@@ -76,6 +76,7 @@ def test_what_a_library_depends_on_makes_another(tmp_path, what):
     assert after.library != before.library
 
 
+@pytest.mark.slow
 def test_two_builds_of_one_source_at_once_build_once(tmp_path, logged):
     file = write(tmp_path / "a", NO_OPERATOR)
     both = [

@@ -85,6 +85,7 @@ def test_clashes_among_libraries(shared):
     assert native.clashes_of_libraries([adds, too]) == []
 
 
+@pytest.mark.slow
 def test_loading_never_ends_the_process(shared):
     """Load one after another what would end this process, in a process of its own all the same."""
     code = f"""

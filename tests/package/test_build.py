@@ -71,6 +71,7 @@ def demo(matmul, tmp_path):
     return tmp_path / "demo.py"
 
 
+@pytest.mark.slow
 def test_the_demo_compares_with_pytorch(demo):
     done = subprocess.run([sys.executable, str(demo)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

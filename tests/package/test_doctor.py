@@ -107,6 +107,7 @@ def problems(health):
     return " ".join(f"{p.what} FIX {p.fix}" for p in health.problems)
 
 
+@pytest.mark.slow
 def test_libraries_that_would_break(tmp_path, quick):
     for name in ("one", "two"):
         write(tmp_path / name, registering("STABLE_TORCH_LIBRARY", f"op_{name}"))

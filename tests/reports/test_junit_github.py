@@ -60,13 +60,13 @@ def test_any_character_is_well_formed(number):
     assert ET.fromstring(text.encode()).find(".//failure") is not None
 
 
-def test_a_hundred_thousand_cases_are_well_formed_and_written_as_they_are_read():
+def test_twenty_thousand_cases_are_well_formed_and_written_as_they_are_read():
     about, summary = made(ROWS[:2])
     read = count = ahead = 0
 
     def rows():
         nonlocal read
-        for read in range(1, 100_001):  # noqa: B007  # how far it is, is what counts
+        for read in range(1, 20_001):  # noqa: B007  # how far it is, is what counts
             yield ResultRow.from_wire(ROWS[0])
 
     parser = ET.XMLPullParser(["end"])
@@ -77,7 +77,7 @@ def test_a_hundred_thousand_cases_are_well_formed_and_written_as_they_are_read()
             element.clear()
         ahead = max(ahead, read - count)
     parser.close()
-    assert count == 100_001  # and the operator without a kernel
+    assert count == 20_001  # and the operator without a kernel
     assert ahead <= 1000  # nothing is gathered; the parser itself is some lines behind
 
 

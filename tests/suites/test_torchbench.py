@@ -35,12 +35,10 @@ def test_its_page_is_of_this_file():
 
 
 def test_it_is_a_suite_by_name(tmp_path):
-    words = ("--suite", "torchbench", "--backend", "aten", "--ops", "embedding,index", "--topn", "1")
+    words = ("--suite", "torchbench", "--backend", "aten", "--ops", "embedding", "--topn", "1")
     done = opforge("run", *words, "--max-mib", "1", "--out", str(tmp_path / "run"), "--format", "json")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
     assert {(row["op"], row["phase"], row["verdict"]) for row in rows} == {
-        (op, phase, "passed")
-        for op in ("embedding.default", "index.Tensor")
-        for phase in ("correctness", "performance")
+        (op, phase, "passed") for op in ("embedding.default",) for phase in ("correctness", "performance")
     }

@@ -84,9 +84,11 @@ def tensor_from_row(buffer: Any, row: list[Any]) -> torch.Tensor:
     return flat.set_(flat.untyped_storage(), offset, shape, strides)
 
 
-def one_tensor_per_offset(make: Callable[[list[Any]], torch.Tensor]) -> Callable[[list[Any]], torch.Tensor]:
-    """Wrap a function that makes tensors from rows; rows at one byte offset share a tensor."""
-    known: dict[int, torch.Tensor] = {}
+def one_tensor_per_offset(
+    make: Callable[[list[Any]], torch.Tensor], known: dict[int, torch.Tensor] | None = None
+) -> Callable[[list[Any]], torch.Tensor]:
+    """Wrap a function that makes tensors from rows; rows at one byte offset share a tensor, which ``known`` keeps."""
+    known = {} if known is None else known
 
     def tensor(row: list[Any]) -> torch.Tensor:
         start, nbytes, *_ = row
@@ -145,7 +147,7 @@ def renewed(tensor: torch.Tensor, seed: int, *, positions: bool = False) -> torc
     """
     words = words_of(tensor)
     if seed and len(words):
-        words.copy_(Renewal(words, tensor.dtype, positions=positions).contents([seed])[0])
+        words.copy_(Renewal(words, tensor.dtype, positions=positions, only=seed).contents([seed])[0])
     return tensor
 
 
@@ -161,17 +163,21 @@ class Renewal:
 
     Zeros stay zeros and keep their number, and numbers that are not finite stay. Everything is
     computed on integers, so that every device gets the same bits. With ``positions`` integers may
-    be indices, and stay.
+    be indices, and stay. With ``only`` no other seed is asked for, and needs no noise.
     """
 
-    def __init__(self, words: torch.Tensor, dtype: torch.dtype, *, positions: bool = False) -> None:
+    def __init__(
+        self, words: torch.Tensor, dtype: torch.dtype, *, positions: bool = False, only: int | None = None
+    ) -> None:
         self.words = words
         self._count = len(words)
         floats = dtype.is_floating_point or dtype.is_complex
         self._unchanged = not self._count or (positions and not floats and dtype != torch.bool)
         if self._unchanged:
             return
-        places = torch.arange(self._count + _NOISE_STARTS, device=words.device)
+        starts = range(_NOISE_STARTS + 1) if only is None else range((start := _noise_start(only)), start + 1)
+        self._first_start = starts[0]
+        places = torch.arange(starts[0], starts[-1] + self._count, device=words.device)
         noise = _pseudorandom(words[places % self._count], places.to(words.dtype))
         changes = torch.zeros_like(words)
         if floats:
@@ -199,7 +205,7 @@ class Renewal:
         results: list[torch.Tensor] = []
         for batch in (seeds[start : start + batch_size] for start in range(0, len(seeds), batch_size)):
             starts = [self._count - seed % self._count for seed in batch]
-            moved, taken = self._rows([starts, [seed // 7 % _NOISE_STARTS for seed in batch]])
+            moved, taken = self._rows([starts, [_noise_start(seed) - self._first_start for seed in batch]])
             first, noise = self._memory_ranges(self._doubled_words, moved), self._memory_ranges(self._noise, taken)
             changes = None if self._changes_all else self._memory_ranges(self._changes, moved)
             if self._exchanges:
@@ -221,6 +227,10 @@ class Renewal:
             return memory.unfold(0, self._count, 1).index_select(0, starts)
         rows = [memory[start:][: self._count] for start in starts]  # faster than indexing
         return rows[0][None] if len(rows) == 1 else torch.stack(rows)
+
+
+def _noise_start(seed: int) -> int:
+    return seed // 7 % _NOISE_STARTS
 
 
 def _pseudorandom(words: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -168,8 +168,9 @@ class Comparison:
         """
         unstable = torch.zeros(self.aten.shape, dtype=torch.bool, device=self.aten.device)
         first = self._exact_tensor(self.exact.tensors)
-        for sign in PERTURBATION_SEEDS if first is not None and not first.is_complex() else ():
-            moved = self._exact_tensor(self.exact.perturbed(torch.finfo(torch.float32).eps, sign))
+        seeds = PERTURBATION_SEEDS if first is not None and not first.is_complex() else ()
+        for (answer,) in self.exact.perturbed(seeds, torch.finfo(torch.float32).eps):
+            moved = self._exact_tensor(answer)
             if moved is not None:
                 unstable |= ~torch.isfinite(first) & ~torch.isfinite(moved) & ~same_nonfinite(first, moved)
         return unstable
@@ -258,11 +259,8 @@ class Comparison:
         )
         squares = torch.zeros_like(exact.abs())
         nearest = torch.zeros_like(squares)
-        for sign in seeds:
-            far, near = (
-                self._exact_tensor(self.exact.perturbed(step, sign))
-                for step in (magnified * inner, magnified * inner / 16)
-            )
+        for answers in self.exact.perturbed(seeds, magnified * inner, magnified * inner / 16):
+            far, near = map(self._exact_tensor, answers)
             if far is None or near is None:
                 return torch.zeros_like(squares)
             squares += (far - exact).abs().square()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -72,6 +72,8 @@ class ReferenceCall:
     """Whether integers among the inputs may be indices, which must stay in range."""
     default_dtype: torch.dtype | None = None
     """Default dtype that a program has set, if any."""
+    kept_inputs: dict[int, torch.Tensor] | None = None
+    """Inputs as they are before a change, by byte offset, where many calls differ only in it."""
 
     def build_arguments(
         self, change: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -79,13 +81,22 @@ class ReferenceCall:
         """Return fresh arguments and, in order, the tensors among them."""
         inputs: list[torch.Tensor] = []
 
-        @one_tensor_per_offset
-        def create_tensor(row: list[Any]) -> torch.Tensor:
+        def unchanged_tensor(row: list[Any]) -> torch.Tensor:
             input_tensor = tensor_from_row(self.buffer, row)
             if self.owns_storage or change is not None or self.contents_seed:
                 input_tensor = owned_copy(input_tensor, torch.device(row[6]) if row[6] else self.device)
                 renewed(input_tensor, self.contents_seed, positions=self.may_hold_indices)
-            return input_tensor if change is None else change(input_tensor)
+            return input_tensor
+
+        if change is None:
+            create_tensor = one_tensor_per_offset(unchanged_tensor)
+        else:
+            kept_tensor = one_tensor_per_offset(unchanged_tensor, self.kept_inputs)
+
+            @one_tensor_per_offset
+            def create_tensor(row: list[Any]) -> torch.Tensor:
+                changed = change(kept := kept_tensor(row))
+                return owned_copy(changed) if changed is kept and self.kept_inputs is not None else changed
 
         def tensor(row: list[Any]) -> torch.Tensor:
             inputs.append(create_tensor(row))
@@ -225,12 +236,14 @@ class Float64Answers:
         """Return all result and input tensors of the float64 run; None if the operator has none."""
         return None if self.call.rounds_internally() else self.call.run(widen).tensors
 
-    def perturbed(self, eps: float, seed: int) -> list[torch.Tensor] | None:
-        """Return the float64 answers after each input element moved by about ``eps`` of itself.
+    def perturbed(self, seeds: Sequence[int], *steps: float) -> Iterator[list[list[torch.Tensor] | None]]:
+        """Yield for each seed the float64 answers after each input element moved by about each step of itself.
 
-        Signs ±n are mirror images.
+        Seeds ±n are mirror images.
         """
-        return self.call.run(_perturbation(lambda _tensor: eps, seed)).tensors
+        perturbations = _Perturbations(self.call)
+        for seed in seeds:
+            yield [perturbations.run(seed, step).tensors for step in steps]
 
     def with_gaps(self) -> list[torch.Tensor] | None:
         """Return ATen's answers to inputs with gaps between elements; it takes them one by one."""
@@ -244,35 +257,56 @@ class Float64Answers:
         """
         if replace(self.call, contents_seed=0).run(widen).raised is not None:
             return None
-        for sign in PERTURBATION_SEEDS:
-            raised = self.call.run(_perturbation(lambda tensor: torch.finfo(tensor.dtype).eps, sign)).raised
-            if raised is not None:
-                return raised
-        return None
+        perturbations = _Perturbations(self.call)
+        raised = (perturbations.run(seed).raised for seed in PERTURBATION_SEEDS)
+        return next((error for error in raised if error is not None), None)
 
 
 def _add_gaps(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.unsqueeze(-1).repeat(*[1] * tensor.dim(), 2)[..., 0]
 
 
-def _perturbation(eps: Callable[[torch.Tensor], float], seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that widens a tensor and moves each element by about ``eps`` of itself.
+class _Perturbations:
+    """Calls with inputs of which each element is moved by about a step of itself.
 
-    It works on the tensor's device, for there may be millions of elements.
+    Mirror images and other steps share their draws. All is done on the tensor's device, for there may be millions of
+    elements.
     """
-    generators: dict[torch.device, torch.Generator] = {}
 
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        wide = widen(tensor)
-        if wide.dtype not in (torch.float64, torch.complex128):
-            return wide
-        if (generator := generators.get(wide.device)) is None:
-            generator = generators[wide.device] = torch.Generator(wide.device).manual_seed(abs(seed))
-        drawn = torch.rand(wide.shape, generator=generator, dtype=torch.float64, device=wide.device)
-        step = math.copysign(eps(tensor), seed)
-        return wide * (1 + step * drawn.sub_(0.5).mul_(math.sqrt(12)))  # equal and expanded elements move apart
+    def __init__(self, call: ReferenceCall) -> None:
+        self._call = replace(call, kept_inputs={})
+        self._wide: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Inputs and their wide forms, by the input's id, which it keeps as long as it is here."""
+        self._seed = 0
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._drawn: dict[int, torch.Tensor] = {}
 
-    return change
+    def run(self, seed: int, step: float | None = None) -> CallOutcome:
+        """Make the call with moved inputs; without a step each moves by a rounding step of its dtype."""
+        if abs(seed) != self._seed:
+            self._seed = abs(seed)
+            self._generators.clear()
+            self._drawn.clear()
+
+        def change(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in self._wide:
+                self._wide[id(tensor)] = tensor, widen(tensor)
+            wide = self._wide[id(tensor)][1]
+            if wide.dtype not in (torch.float64, torch.complex128):
+                return wide
+            size = torch.finfo(tensor.dtype).eps if step is None else step
+            moves = math.copysign(size, seed) * self._draws(id(tensor), wide)
+            return wide * moves.add_(1)  # equal and expanded elements move apart
+
+        return self._call.run(change)
+
+    def _draws(self, key: int, wide: torch.Tensor) -> torch.Tensor:
+        if key not in self._drawn:
+            if (generator := self._generators.get(wide.device)) is None:
+                generator = self._generators[wide.device] = torch.Generator(wide.device).manual_seed(self._seed)
+            drawn = torch.rand(wide.shape, generator=generator, dtype=torch.float64, device=wide.device)
+            self._drawn[key] = drawn.sub_(0.5).mul_(math.sqrt(12))
+        return self._drawn[key]
 
 
 def abort_if_gpu_lost(error: Exception) -> None:
