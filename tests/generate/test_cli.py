@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import repeat
 
 import pytest
 
@@ -15,6 +16,7 @@ from tests.command import opforge
 from tests.conftest import ROOT
 from tests.generate.making import KERNELS, KEY, fenced
 from tests.generate.servers import AnthropicServer, OpenAIServer, Say
+from tests.generate.steps import Status
 
 OPS = "relu,add.Scalar,softmax"
 CHOSEN = ["--suite", "opinfo", "--dtypes", "f32", "--ops", OPS, "--format", "json"]
@@ -132,15 +134,22 @@ def test_a_wrong_word_is_answered(words, said, tmp_path, monkeypatch, capsys):
 
 
 def test_what_was_made_and_spent_is_said_at_the_end(tmp_path, capsys):
-    print_generation_summary(tmp_path)
+    assert print_generation_summary(tmp_path)
     assert capsys.readouterr().err == ""  # a run that asks no model
-    row = {"model": "m", "right": 1, "operators": {"relu": {}, "add": {}}, "attempts": 4, "requests": 5, "unpriced": 0}
+    row = {
+        "model": "m",
+        "right": 1,
+        "operators": {"relu": {"file": "relu.py"}},
+        "attempts": 4,
+        "requests": 5,
+        "unpriced": 0,
+    }
     row |= {"input_tokens": 9_000, "output_tokens": 50, "cost": 0.12345, "stopped": ""}
     file = tmp_path / "generation" / "summary.json"
     file.parent.mkdir()
     file.write_text(json.dumps(row))
-    print_generation_summary(tmp_path)
-    spent = "m: 1 of 2 kernels right after 4 attempts, 5 requests, 9050 tokens, 0.1235 USD"
+    assert print_generation_summary(tmp_path)
+    spent = "m: 1 of 1 kernels right after 4 attempts, 5 requests, 9050 tokens, 0.1235 USD"
     assert capsys.readouterr().err == f"{spent}\n"
     bounds = {"max_cost": None, "max_tokens": 10_000}
     file.write_text(json.dumps({**row, "unpriced": 2, "stopped": "the budget is spent", "bounds": bounds}))
@@ -150,3 +159,31 @@ def test_what_was_made_and_spent_is_said_at_the_end(tmp_path, capsys):
         "the budget is spent",
         f"continue with a larger one: `opforge run --resume {tmp_path} --max-tokens N`",
     ]
+    file.write_text(json.dumps({**row, "operators": {"add": {"file": None, "attempts": 5, "words": "no \x1b code"}}}))
+    assert not print_generation_summary(tmp_path)
+    assert capsys.readouterr().err.splitlines()[1:] == ["opforge: add has no kernel after 5 attempts: no \\x1b code"]
+
+
+@pytest.mark.parametrize(
+    ("step", "lines"),
+    [
+        (
+            Say("I cannot."),
+            ["relu: attempt 5 of 5: no kernel: the reply", "relu has no kernel after 5 attempts: the reply"],
+        ),
+        (
+            Status(401),
+            ["relu: attempt 1 of 5: no reply: anthropic: status 401", "check the key in ANTHROPIC_API_KEY; then"],
+        ),
+    ],
+    ids=["unusable replies", "a rejected key"],
+)
+def test_without_any_kernel_the_exit_code_is_1(step, lines, tmp_path):
+    with AnthropicServer(repeat(step)) as server:
+        done = opforge(
+            "run", "--backend", "llm", "--dsl", "pytorch", "--out", str(tmp_path / "run"),
+            ANTHROPIC_API_KEY=KEY, ANTHROPIC_BASE_URL=server.url,
+        )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    for line in lines:
+        assert line in done.stderr

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from opforge.errors import OpforgeError
+from opforge.generate.budget import Budget
 from opforge.generate.connection import ProviderOptions, open_provider
+from opforge.generate.prices import Prices
 from opforge.generate.provider import Message, ProviderError, Reply, Request, Usage
 from opforge.generate.transcript import RecordingProvider, TranscriptProvider, request_digest
 from tests.generate.conftest import KEY, Desks
@@ -57,6 +59,15 @@ def test_a_request_that_was_not_recorded_is_named(tmp_path: Path) -> None:
         replaying(path).ask(REQUEST)
     assert "'write relu'" in str(caught.value)
     assert "1 replies" in str(caught.value)
+
+
+def test_a_replay_costs_nothing_and_needs_no_budget(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    usage = {"input_tokens": 3, "output_tokens": 4, "cost": 1.5}
+    path.write_text(json.dumps({"digest": request_digest(REQUEST), "reply": {"text": "x", "usage": usage}}) + "\n")
+    budget = Budget(Prices.load(), max_cost=1e-6)
+    budget.ask(replaying(path), REQUEST)
+    assert (budget.spent.tokens, budget.spent.cost, budget.stop_reason) == (7, 0.0, "")
 
 
 def test_half_a_line_at_the_end_is_passed_over_and_mended(tmp_path: Path) -> None:

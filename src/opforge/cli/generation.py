@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from opforge.errors import OpforgeError
+from opforge.reports.escape import escape_controls
 
 if TYPE_CHECKING:
     from opforge.generate.options import GenerationOptions
@@ -148,12 +149,15 @@ def _path(path: Path | None) -> str:
     return str(path.resolve()) if path is not None else ""
 
 
-def print_generation_summary(folder: Path) -> None:
-    """Say on stderr what was asked and spent, if kernels were made in this run."""
+def print_generation_summary(folder: Path) -> bool:
+    """Print on stderr what was asked and spent, if kernels were made in this run.
+
+    Returns whether each operator has a kernel, right or not.
+    """
     try:
         row = json.loads((folder / "generation" / "summary.json").read_text())
     except OSError:
-        return
+        return True
     tokens = row["input_tokens"] + row["output_tokens"]
     unknown = f", and {row['unpriced']} requests with unknown prices" if row["unpriced"] else ""
     sys.stderr.write(
@@ -165,3 +169,8 @@ def print_generation_summary(folder: Path) -> None:
             f"--{name.replace('_', '-')} N" for name, bound in row.get("bounds", {}).items() if bound is not None
         )
         sys.stderr.write(f"{row['stopped']}\ncontinue with a larger one: `opforge run --resume {folder} {larger}`\n")
+    missing = {name: kept for name, kept in row["operators"].items() if kept["file"] is None}
+    for name, kept in missing.items():
+        reason = escape_controls(f"{name} has no kernel after {kept['attempts']} attempts: {kept['words']}")
+        sys.stderr.write(f"opforge: {reason}\n")
+    return not missing

@@ -10,6 +10,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from opforge.reports.escape import escape_controls
+
 _PRINT_INTERVAL_S = 5.0
 
 
@@ -35,6 +37,15 @@ class ProgressLine:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+    def notice(self, line: str) -> None:
+        """Show a line that stays."""
+        text = escape_controls(line)
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        elif not self._quiet:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
 
     def __call__(self, label: str, done: int, total: int) -> None:
         if self._bar is not None:

@@ -169,7 +169,7 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, format_: str) -> in
 
     try:
         with ProgressLine() as progress, raise_on_sigterm():
-            result = judge(config, folder, resume=resume, progress=progress)
+            result = judge(config, folder, resume=resume, progress=progress, notice=progress.notice)
     except KeyboardInterrupt as interrupt:
         if (folder / "results.jsonl").exists():
             sys.stderr.write(f"results so far are kept; continue with `opforge run --resume {folder}`\n")
@@ -178,10 +178,10 @@ def _judge(config: RunConfig, folder: Path, *, resume: bool, format_: str) -> in
             raise typer.Exit(SIGTERM_EXIT_CODE) from None
         raise
     warn_about_confinement(config, result.manifest.confinement)
-    generation.print_generation_summary(folder)
+    complete = generation.print_generation_summary(folder)
     write_reports(folder, result.summary)
     _SHOW[format_](folder, result)
-    return result.summary.exit_code
+    return result.summary.exit_code if complete else 1
 
 
 def _write_partial_report(folder: Path) -> None:

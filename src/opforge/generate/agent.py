@@ -20,7 +20,7 @@ from opforge.generate.tasks import Task
 from opforge.suites.base import Progress
 
 _MAX_UNANSWERED_REQUESTS = 3
-"""Abort the run after this many requests failed despite retries, if none was answered."""
+"""Abort the run after this many requests failed despite retries, or one of each worker, if none was answered."""
 
 _MAX_REASON_CHARS = 400
 """Maximum length of a reason in a report, in characters."""
@@ -28,6 +28,8 @@ _MAX_REASON_CHARS = 400
 
 class NoAnswerError(OpforgeError):
     """The model does not answer at all."""
+
+    exit_code = 1
 
 
 class GenerationProgress:
@@ -63,6 +65,7 @@ class Agent:
         self._progress = progress
         self._folders = {True: right, False: rejected}
         self._lock = threading.Lock()
+        self._workers = 0
 
     def write_kernels(self, tasks: Iterable[Task]) -> list[OperatorResult]:
         """Return the result for each operator; results from before an interruption are reused."""
@@ -81,6 +84,7 @@ class Agent:
             units += [
                 partial(team.run, KernelWriter(self._context, attempts, k)) for k in range(1, options.workers + 1)
             ]
+        self._workers = len(units)
         self._progress.attempts = lambda: sum(len(attempts.attempts) for attempts in all_attempts)
         run_in_threads(units, options.parallel)
         return [self._progress.results[name] for name in sorted(self._progress.results)]
@@ -110,9 +114,11 @@ class Agent:
         if not operator_attempts.failures or self._context.budget.stop_reason:
             return
         requests = list(self._context.journal.requests())
-        if len(requests) >= _MAX_UNANSWERED_REQUESTS and all(request.failed is not None for request in requests):
+        enough = min(_MAX_UNANSWERED_REQUESTS, self._workers)
+        if len(requests) >= enough and all(request.failed is not None for request in requests):
             raise NoAnswerError(
-                f"{len(requests)} requests failed and none was answered; the last one: {operator_attempts.failures[-1]}"
+                f"no request was answered, and {len(requests)} failed; the last one: {operator_attempts.failures[-1]}; "
+                f"then continue with `opforge run --resume {self._context.journal.path.parent}`"
             )
 
 

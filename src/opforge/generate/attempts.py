@@ -24,6 +24,7 @@ from opforge.runs.score import Summary
 
 _MAX_REMEMBERED_ATTEMPTS = 3
 """Number of a worker's last attempts that it sends in full, besides the task."""
+_MAX_OUTCOME_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,14 @@ class Attempt:
         speed = f", {self.speedup:.3f}× {self.baseline}" if self.speedup is not None else ""
         right = "right" if self.right else f"{self.correctness:.0%} right"
         return f"worker {self.worker}, round {self.round}: {right}{speed}"
+
+    @property
+    def outcome(self) -> str:
+        """Verdict and reason in one line."""
+        if self.right:
+            return "right" if self.speedup is None else f"right, {self.speedup:.3f}× {self.baseline}"
+        kind = "no kernel" if self.file is None else f"{self.correctness:.0%} right"
+        return f"{kind}: {_one_line(self.reason)}"
 
 
 @dataclass
@@ -136,6 +145,8 @@ class WriterContext:
     options: GenerationOptions
     report: Callable[[str, str], None]
     """Progress callback; takes the current activity and the operator's name."""
+    notice: Callable[[str], None]
+    """Callback for a line about each attempt."""
 
 
 class KernelWriter:
@@ -158,10 +169,18 @@ class KernelWriter:
             reply = this_round.reply() or self._ask(this_round)
             if reply is None or (this_round.verdict() is None and self._operator_attempts.is_finished):
                 return
-            verdict = this_round.verdict() or self._judge(this_round, reply)
+            earlier_verdict = this_round.verdict()
+            verdict = earlier_verdict or self._judge(this_round, reply)
             attempt = Attempt.from_verdict(this_round, self._file(this_round), verdict, self._task.authority)
             self._operator_attempts.add(attempt)
+            if earlier_verdict is None:
+                self._context.notice(f"{self._label(number)}: {attempt.outcome}")
             self._remember(reply, attempt, verdict, self._context.options.rounds - number)
+
+    def _label(self, number: int) -> str:
+        options = self._context.options
+        worker = f" of worker {self._number}" if options.workers > 1 else ""
+        return f"{self._task.name}: attempt {number} of {options.rounds}{worker}"
 
     def _ask(self, this_round: Round) -> Reply | None:
         """Ask for the next kernel; return None if no reply can be had, and record why."""
@@ -181,6 +200,7 @@ class KernelWriter:
             failure = AnsweredRequest(error.usage, time.monotonic() - started, digest, failed=str(error))
             self._context.journal.log_request(this_round, request.model, failure)
             self._operator_attempts.fail(str(error))
+            self._context.notice(f"{self._label(this_round.number)}: no reply: {_one_line(str(error))}")
             return None
         seconds = time.monotonic() - started
         answered = AnsweredRequest(reply.usage, seconds, digest, reply.stop)
@@ -232,6 +252,11 @@ class KernelWriter:
         feedback_text = self._context.prompts.feedback_prompt(self._task, verdict, attempts_left, better_attempt)
         turn = (Message("assistant", reply.text.strip() or "(nothing)"), Message("user", feedback_text))
         self._turns = [*self._turns, turn][-_MAX_REMEMBERED_ATTEMPTS:]
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_OUTCOME_CHARS else f"{line[:_MAX_OUTCOME_CHARS]} …"
 
 
 def verdict_on(job: Job, rows: list[ResultRow]) -> AttemptVerdict:

@@ -88,7 +88,9 @@ class GeneratingBackend:
         started, judged_before = time.monotonic(), context.judge_service.busy_s
         with open_configured_provider(options, prices) as provider:
             prompts = Prompts(options.prompts, options.dsl, _machine(context))
-            shared = WriterContext(provider, budget, context.judge_service, journal, prompts, options, board.report)
+            shared = WriterContext(
+                provider, budget, context.judge_service, journal, prompts, options, board.report, context.notice
+            )
             agent = Agent(shared, board, self._directory, context.folder / REJECTED_FOLDER)
             kept = agent.write_kernels(self._tasks.values())
         return GenerationSummary(

@@ -17,13 +17,14 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from opforge.errors import OpforgeError
 from opforge.generate.journal import GenerationSummary, Journal
 from opforge.generate.prices import Prices, max_input_tokens
-from opforge.generate.provider import Provider, ProviderError, Reply, Request, Spent, Usage, silent
+from opforge.generate.provider import FREE_PROVIDER, Provider, ProviderError, Reply, Request, Spent, Usage, silent
 from opforge.kernels.proof import proof_path
 from opforge.runs.generation_context import GenerationContext
 
@@ -67,8 +68,10 @@ class Budget:
 
     def ask(self, provider: Provider, request: Request, waiting: Callable[[str], None] = silent) -> Reply:
         """Ask within the budget; raise ``BudgetSpentError`` if the request does not fit."""
-        self._warn_if_unpriced(request.model, waiting)
-        reserved = self._reserve(request)
+        free = provider.name == FREE_PROVIDER
+        if not free:
+            self._warn_if_unpriced(request.model, waiting)
+        reserved = self._reserve(request, free=free)
         usage: Usage | None = None
         try:
             reply = provider.ask(request, waiting)
@@ -84,8 +87,9 @@ class Budget:
                 self._changed.notify_all()
         return reply
 
-    def _reserve(self, request: Request) -> Usage:
+    def _reserve(self, request: Request, *, free: bool) -> Usage:
         maximum = self._prices.usage(request.model, max_input_tokens(request), request.max_tokens)
+        maximum = replace(maximum, cost=0.0) if free else maximum
         if self._max_cost is not None and maximum.cost is None:
             raise OpforgeError(
                 f"--max-cost needs the price of model {request.model!r}, which is unknown; "

@@ -82,14 +82,17 @@ def _aten_values(task: AtenTask) -> dict[str, object]:
     """Return the template values for an ATen operator."""
     required = {part.op: part.cases for part in task.parts if part.required}
     others = {part.op: part.cases for part in task.parts if not part.required}
-    cases = [case for group in required.values() for case in group]
+    forms = dict(required)
+    own = forms.pop(task.operator.name, [])
+    timed = [case for group in (own, *forms.values()) for case in group]
     return {
         "op": task.operator,
         "signature": python_signature(task.operator),
         "schemas": {op: _schema(op) for op in (task.operator.name, *required)},
         "others": {op: _schema(op) for op in others},
-        "cases": [*_case_lines(cases, Phase.CORRECTNESS, _MAX_CASES), *_other_case_lines(others)],
-        "races": _case_lines(cases, Phase.PERFORMANCE, _MAX_TIMED_CASES),
+        "cases": [*_case_lines(own, Phase.CORRECTNESS, _MAX_CASES), *_other_case_lines({**forms, **others})],
+        "races": _case_lines(own, Phase.PERFORMANCE, _MAX_TIMED_CASES)
+        or _case_lines(timed, Phase.PERFORMANCE, _MAX_TIMED_CASES),
     }
 
 

@@ -92,6 +92,10 @@ def silent(_text: str) -> None:
     """Ignore a progress message."""
 
 
+FREE_PROVIDER = "transcript"
+"""Name of the provider that replays replies, which costs nothing."""
+
+
 class Provider(Protocol):
     """A source of replies."""
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from opforge.errors import OpforgeError
 from opforge.generate.connection import ProviderOptions
-from opforge.generate.provider import Provider, ProviderError, Reply, Request, Usage, silent
+from opforge.generate.provider import FREE_PROVIDER, Provider, ProviderError, Reply, Request, Usage, silent
 
 
 def request_digest(request: Request) -> str:
@@ -77,7 +77,7 @@ class TranscriptProvider:
     requests that are not identical on every machine.
     """
 
-    name = "transcript"
+    name = FREE_PROVIDER
 
     def __init__(self, options: ProviderOptions) -> None:
         if options.transcript is None:
@@ -144,7 +144,7 @@ def _read(path: Path) -> Iterator[_RecordedReply]:
 def _line(number: int, row: Mapping[str, Any]) -> _RecordedReply:
     reply_row = row["reply"]
     usage = reply_row.get("usage") or {}
-    reply_usage = Usage(usage.get("input_tokens", 0), usage.get("output_tokens", 0), usage.get("cost", 0.0))
+    reply_usage = Usage(usage.get("input_tokens", 0), usage.get("output_tokens", 0), 0.0)  # a replay costs nothing
     contains = row.get("contains", [])
     if isinstance(contains, str) or not (row.get("digest") or contains):
         raise ValueError("neither digest nor list of texts")

@@ -11,7 +11,7 @@ from opforge.backends import Backend
 from opforge.runs.config import RunConfig
 from opforge.runs.manifest import Manifest
 from opforge.suites import LoadedSuite
-from opforge.suites.base import Progress
+from opforge.suites.base import Notice, Progress
 
 if TYPE_CHECKING:
     from opforge.runs.execute.service import JudgingService
@@ -28,6 +28,7 @@ class GenerationContext:
     manifest: Manifest
     judge_service: JudgingService
     progress: Progress
+    notice: Notice
     drop_verdicts: Callable[[], None]
     """Drops the final verdicts, for a backend that continues a finished run."""
 

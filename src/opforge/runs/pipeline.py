@@ -40,7 +40,7 @@ from opforge.runtime import untrusted_files as files
 from opforge.sandbox.host import system_check
 from opforge.sandbox.host.client import ForkServerHandle
 from opforge.suites import LoadedSuite, Suite
-from opforge.suites.base import MakeCases, Progress, no_progress
+from opforge.suites.base import MakeCases, Notice, Progress, no_notice, no_progress
 from opforge.suites.lookup import find_suite
 from opforge.suites.strength import stored_strength
 
@@ -63,6 +63,7 @@ def run(
     *,
     resume: bool = False,
     progress: Progress = no_progress,
+    notice: Notice = no_notice,
     command: list[str] | None = None,
     suite: Suite | None = None,
     backend: Backend | None = None,
@@ -104,7 +105,7 @@ def run(
             peaks = _peaks(config, plan, executor, progress)
             store.write_manifest(replace(store.manifest(), confinement=confinement, peaks=peaks))
             if isinstance(backend, KernelGenerator):
-                plan = _generate_kernels(config, backend, plan.suite, store, server, progress)
+                plan = _generate_kernels(config, backend, plan.suite, store, server, progress, notice)
             return _judge(plan, store, executor, progress)
         finally:
             store.close()
@@ -156,6 +157,7 @@ def _generate_kernels(
     store: RunStore,
     server: ForkServerHandle,
     progress: Progress,
+    notice: Notice,
 ) -> Plan:
     """Let a backend make its kernels, judged as often as it likes, and plan with the results."""
     manifest = store.manifest()
@@ -167,7 +169,9 @@ def _generate_kernels(
     confine = confinement_settings(config, store.path, manifest)
     with JudgingService(config, server, suite, confine, manifest.peaks) as judging:
         backend.make(
-            GenerationContext(config, suite, store.path, manifest, judging, progress, lambda: store.restart(empty_plan))
+            GenerationContext(
+                config, suite, store.path, manifest, judging, progress, notice, lambda: store.restart(empty_plan)
+            )
         )
     plan = make_plan(config, backend, suite)
     manifest = store.manifest()

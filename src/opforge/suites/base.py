@@ -14,6 +14,9 @@ from opforge.suites.case_selection import CaseSelection
 Progress = Callable[[str, int, int], None]
 """Callback: label of the current step, steps done, steps in total."""
 
+Notice = Callable[[str], None]
+"""Callback: one line about an event that the user wants to see, such as an attempt of a language model."""
+
 MakeCases = Callable[[Mapping[str, Path], Path, str, Progress], dict[str, list[Case]]]
 """Runs users' input generators in the sandbox and returns the cases by operator.
 
@@ -25,6 +28,10 @@ DEFAULT_DTYPES = ("f32", "bf16", "i64", "b8", "c64")
 
 def no_progress(_label: str, _done: int, _total: int) -> None:
     """Show no progress."""
+
+
+def no_notice(_line: str) -> None:
+    """Show no line."""
 
 
 @dataclass(frozen=True, slots=True)
