@@ -1,9 +1,12 @@
 #!/bin/sh
 # Judge the honest example kernels and the wrong ones. Needs `opforge` on the PATH.
+# Keeps its runs in a new folder under TMPDIR (default: /tmp), and names the page to open at the end.
 # The first run records PyTorch's OpInfo samples (a minute or two); later ones read them from the cache.
 here=$(dirname "$0")
-out=$(mktemp -d)
-trap 'rm -rf "$out"' EXIT
+if ! out=$(mktemp -d "${TMPDIR:-/tmp}/opforge-demo.XXXXXX") || [ ! -d "$out" ]; then
+    echo "no folder for the runs can be made in ${TMPDIR:-/tmp}; set TMPDIR to a folder that you can write to" >&2
+    exit 1
+fi
 
 echo "== Honest kernels: all of them must be right"
 opforge run --suite opinfo --backend directory --ops-directory "$here/generated_kernels" \
@@ -32,3 +35,7 @@ if [ "$(grep -c '"verdict":"cheated"' "$out/cheating/results.jsonl")" -eq 0 ]; t
     echo "no cheat was named" >&2
     exit 1
 fi
+
+echo
+echo "The runs are kept in $out. Open this page to see one, with the reasons:"
+echo "  $out/wrong/report.html"

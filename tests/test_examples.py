@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -123,3 +124,13 @@ def test_triton_kernels_are_right_in_the_interpreter(judge_tiny, tmp_path):
     assert {folder.name for folder in (tmp_path / "kernels").iterdir()} == {op.split(".")[0] for op in FEW}
     found = verdicts(judge_tiny(tmp_path / "kernels", FEW, timeout_s=120.0))
     assert found == {op: {("passed", "")} for op in FEW}
+
+
+def test_the_demo_stops_without_a_folder_for_its_runs(tmp_path):
+    nowhere = tmp_path / "gone"
+    done = subprocess.run(
+        ["sh", str(EXAMPLES / "demo.sh")], env={**os.environ, "TMPDIR": str(nowhere)}, capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert f"no folder for the runs can be made in {nowhere}; set TMPDIR" in done.stderr
+    assert done.stdout == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -13,6 +14,21 @@ class OpforgeError(Exception):
     """
 
     exit_code = 2
+
+
+class DiskFullError(OpforgeError):
+    """No space is left for a file; what is written already is kept."""
+
+    def __init__(
+        self, error: OSError, kept: str = "", remedy: str = "free some space and run the command again"
+    ) -> None:
+        place = f" at {error.filename}" if error.filename else ""
+        super().__init__(f"the disk is full{place} ({error.strerror}); {kept}{remedy}")
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Return whether an error means that no space is left, or none for this user."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.1, 86_400.0

@@ -256,3 +256,48 @@ def test_a_backend_that_the_environment_enables_is_not_the_baseline_of_kernels(t
     assert done.returncode == 1, done.stderr
     assert "wrong" in done.stdout
     assert "OPFORGE_BACKEND=spoiler is ignored here" in done.stderr
+
+
+def test_a_full_disk_is_one_line_with_what_is_kept_and_how_to_continue(tmp_path):
+    out = tmp_path / "run"
+    assert opforge("run", "--backend", "aten", "--out", str(out)).returncode == 0
+    table = out / "operator_summary.csv"
+    table.unlink()
+    table.symlink_to("/dev/full")
+    full = opforge("run", "--resume", str(out))
+    assert full.returncode == 2, full.stderr
+    assert full.stderr.splitlines()[-1] == (
+        f"opforge: the disk is full (No space left on device); 2 of 2 verdicts are kept in {out}; "
+        f"free some space and continue with `opforge run --resume {out}`"
+    )
+    assert "Traceback" not in full.stderr
+    table.unlink()
+    again = opforge("run", "--resume", str(out))
+    assert again.returncode == 0, again.stderr
+    assert table.read_text().startswith("op,")
+
+
+def test_a_full_disk_under_the_output_is_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "opforge.cli", "ls", "suites"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("opforge: the disk is full (No space left on device); free some space")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_report_on_a_run_without_results_says_so(tmp_path):
+    out = tmp_path / "run"
+    assert opforge("run", "--backend", "aten", "--out", str(out)).returncode == 0
+    (out / "results.jsonl").write_text("")
+    done = opforge("report", str(out))
+    assert done.returncode == 5
+    assert done.stderr == (
+        f"opforge: the run in {out} has no results: none of its 2 cases is judged; "
+        f"continue with `opforge run --resume {out}`\n"
+    )

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from opforge.errors import OpforgeError
+from opforge.errors import DiskFullError, OpforgeError, is_disk_full
 from opforge.procs import linux
 
 app = typer.Typer(
@@ -100,6 +100,9 @@ def call(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output has gone
         return 141
     except Exception as error:  # noqa: BLE001  # last resort: the exit code says whose fault it is
+        if isinstance(error, OSError) and is_disk_full(error):
+            sys.stderr.write(f"opforge: {DiskFullError(error)}\n")
+            return DiskFullError.exit_code
         if (show := getattr(error, "show", None)) is None:  # not a usage error of the parser's
             import traceback
 

@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opforge.errors import OpforgeError
 
+if TYPE_CHECKING:
+    from opforge.runs.manifest import Manifest
+
 
 def register(app: typer.Typer) -> None:
     app.command("report")(report)
+
+
+def _why_empty(manifest: Manifest, run: Path) -> str:
+    if manifest.plan.cases:
+        return f"none of its {manifest.plan.cases} cases is judged; continue with `opforge run --resume {run}`"
+    return "; ".join(["no kernel was judged", *manifest.plan.remarks])
 
 
 def report(
@@ -50,4 +59,6 @@ def report(
     else:
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json, markdown, html")
     write_reports(run, summary)
+    if not summary.case_counts:
+        sys.stderr.write(f"opforge: the run in {run} has no results: {_why_empty(manifest, run)}\n")
     return summary.exit_code

@@ -16,7 +16,7 @@ from opforge.cli import generation
 from opforge.cli.progress import ProgressLine
 from opforge.cli.termination import SIGTERM_EXIT_CODE, Terminated, raise_on_sigterm
 from opforge.cli.time import RaceSeconds
-from opforge.errors import OpforgeError
+from opforge.errors import DiskFullError, OpforgeError, is_disk_full
 from opforge.runs.config import DEFAULT_RACE_S, RunConfig
 from opforge.suites.base import DEFAULT_DTYPES
 from opforge.suites.lookup import find_suite, short_name
@@ -164,6 +164,31 @@ def run(
 
 
 def _judge(config: RunConfig, folder: Path, *, resume: bool, format_: str) -> int:
+    try:
+        return _judge_and_report(config, folder, resume=resume, format_=format_)
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        raise _disk_full(error, folder) from None
+
+
+def _disk_full(error: OSError, folder: Path) -> DiskFullError:
+    """Return the error for a run that found no space; it names the verdicts that are kept."""
+    from opforge.runs.store import read_manifest, read_rows
+
+    try:
+        planned = read_manifest(folder).plan.cases
+    except OpforgeError:  # not even the manifest could be written
+        return DiskFullError(error, "nothing was kept; ")
+    kept = sum(1 for _ in read_rows(folder))
+    return DiskFullError(
+        error,
+        f"{kept} of {planned} verdicts are kept in {folder}; ",
+        f"free some space and continue with `opforge run --resume {folder}`",
+    )
+
+
+def _judge_and_report(config: RunConfig, folder: Path, *, resume: bool, format_: str) -> int:
     from opforge.reports.run_files import write_reports
     from opforge.runs import run as judge
 

@@ -87,10 +87,12 @@ class RunStore:
         return read_rows(self.path)
 
     def close(self) -> None:
-        if self._results is not None:
-            self._results.close()
-            self._results = None
-        self._lock.release()
+        results, self._results = self._results, None
+        try:
+            if results is not None:
+                results.close()
+        finally:
+            self._lock.release()
 
     def _acquire(self) -> None:
         try:
