@@ -37,7 +37,7 @@ MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.1, 86_400.0
 def check_range(option: str, value: float, minimum: float, maximum: float) -> None:
     """Raise if an option's value is outside of its range; NaN is outside of any."""
     if not minimum <= value <= maximum:
-        raise OpforgeError(f"{option} {value} is out of range; it must be {minimum:,g} to {maximum:,g}")
+        raise OpforgeError(f"{option} {value} is out of range; it must be {minimum:,.12g} to {maximum:,.12g}")
 
 
 class UnknownNameError(OpforgeError):
