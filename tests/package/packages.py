@@ -18,6 +18,17 @@ SEARCH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
+SCHEMAS = {
+    "scale_add": "scale_add(Tensor x, Tensor y, float a=1.0, int[] dims=[]) -> (Tensor, Tensor)",
+    "shift_": "shift_(Tensor(a!) input, Tensor y, Tensor? bias=None, int n=2, float[] steps=[]) -> Tensor",
+    "add_all": "add_all(Tensor a, Tensor b, float s, bool flag=False, Tensor? c=None) -> Tensor",
+    "total_of": "total_of(Tensor input, int dim, bool keepdim=False) -> Tensor",
+    "fill_up": "fill_up(int[] size, float value_of=1.0) -> (Tensor, Tensor)",
+    "quiet_": "quiet_(Tensor(a!) x, float a) -> ()",
+}
+"""Schemas for `add-op`: several tensors, numbers, lists, sums over dimensions, no tensor, in place."""
+
+
 def run(*command: object, cwd: Path | None = None, path: Path | None = None, **environment: str) -> str:
     """Run a command in a process of its own, with one folder on Python's path at most; return what it printed."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}

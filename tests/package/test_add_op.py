@@ -13,7 +13,7 @@ from opforge.errors import OpforgeError
 from opforge.package import add_op, edits
 from tests.command import opforge
 from tests.conftest import slow
-from tests.package.packages import bake, environment, files_of, install, run, run_tests, wheel
+from tests.package.packages import SCHEMAS, bake, environment, files_of, install, run, run_tests, wheel
 
 OPTIONS = {
     "plain": [],
@@ -100,6 +100,86 @@ def test_a_wheel_has_what_was_added(full, tmp_path):
     printed = run(python, "-c", code, cwd=tmp_path, TRITON_INTERPRET="1")
     ones = "(tensor([4., 4., 4.]), tensor([5., 5., 5.])) tensor([3., 3., 3.])\n"
     assert printed == ones + "(tensor([2.]), tensor([3.]), tensor([4.]))\n"
+
+
+@pytest.fixture(scope="module")
+def of_schemas(bare, tmp_path_factory):
+    """Return a package with an operator of each schema, and what the commands printed."""
+    folder = Path(shutil.copytree(bare, tmp_path_factory.mktemp("schemas") / "more_ops"))
+    done = [opforge("add-op", schema, "--package", str(folder)) for schema in SCHEMAS.values()]
+    assert not [one.stderr for one in done if one.returncode]
+    return folder, [one.stdout for one in done]
+
+
+def test_schemas_make_tidy_files_of_what_they_say(of_schemas):
+    folder, printed = of_schemas
+    run("ruff", "check", ".", cwd=folder)
+    run("ruff", "format", "--check", ".", cwd=folder)
+    types = (folder / "src/more_ops/namespace.py").read_text()
+    for method in (
+        "scale_add(self, x: Tensor, y: Tensor, a: float = ..., dims: list[int] = ...) -> tuple[Tensor, Tensor]",
+        "add_all(self, a: Tensor, b: Tensor, s: float, flag: bool = ..., c: Tensor | None = ...) -> Tensor",
+        "fill_up(self, size: list[int], value_of: float = ...) -> tuple[Tensor, Tensor]",
+        "quiet_(self, x: Tensor, a: float) -> None",
+    ):
+        assert f"    def {method}: ...\n" in types
+    ops = (folder / "src/more_ops/ops/scale_add.py").read_text()
+    assert f"# opforge add-op '{SCHEMAS['scale_add']}'\n" in ops
+    assert "    return to_x, to_each, None, None\n" in ops
+    assert not (folder / "src/more_ops/kernels/fill_up.py").exists()
+    assert "operator more_ops::scale_add multiplies for now" in printed[0]
+    before = files_of(folder)
+    again = opforge("add-op", SCHEMAS["scale_add"].replace("(Tensor x", "( Tensor  x"), "--package", str(folder))
+    assert again.stdout.endswith("operator more_ops::scale_add is already complete\n"), again.stderr
+    other = opforge("add-op", "quiet_(Tensor(a!) x) -> ()", "--package", str(folder))
+    assert f"made by `opforge add-op '{SCHEMAS['quiet_']}'`, not by" in other.stderr
+    assert files_of(folder) == before
+
+
+@pytest.mark.slow
+def test_operators_of_schemas_pass_their_tests(of_schemas, tmp_path):
+    folder, _ = of_schemas
+    printed = run_tests(folder, install(folder, tmp_path), *(f"tests/test_{name}.py" for name in SCHEMAS))
+    assert " passed" in printed
+    assert "skipped" not in printed
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ("f(Tensor x", "is not a schema that can be generated: Invalid function schema"),
+        ("f(Tenso x) -> Tensor", "is not a schema that can be generated: unrecognized type Tenso"),
+        (
+            "f(Tensor x, str mode) -> Tensor",
+            "argument 'mode' of 'f(Tensor x, str mode) -> Tensor' has type str; allowed: T",
+        ),
+        ("f(Tensor x, Tensor? b) -> Tensor", "argument 'b' of 'f(Tensor x, Tensor? b) -> Tensor' needs a default"),
+        ("f(Tensor x, *, float a) -> Tensor", "has arguments after `*`"),
+        ("f(Tensor? x=None) -> Tensor", "the first tensor of 'f(Tensor? x=None) -> Tensor' is x, which is optional"),
+        ("f(Tensor x, Tensor(a!) b) -> Tensor", "writes into b; add-op generates operators that write into the first"),
+        ("f_(Tensor(a!) x) -> Tensor(a!)", "is not a schema that can be generated"),
+        ("f(Tensor x) -> int", "returns int; allowed: (), Tensor, (Tensor, Tensor)"),
+        ("f(Tensor x) -> ()", "returns nothing and writes nothing"),
+        ("f_(Tensor(a!) x, int dim) -> ()", "writes into x and sums over dim"),
+        ("f(Tensor x, float a=1.0, float b) -> Tensor", "a has a default, and an argument after it has none"),
+        ("f(Tensor x, Tensor ctx) -> Tensor", "argument 'ctx' is a name that means something else"),
+        ("launch(Tensor x) -> Tensor", "operator 'launch' is a name that means something else"),
+    ],
+)
+def test_a_schema_that_cannot_be_generated_is_refused(schema, why, bare):
+    before = files_of(bare)
+    done = add(bare, schema)
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert files_of(bare) == before
+    assert "leave them out" in add(bare, schema, "--mutates").stderr
+
+
+def test_a_schema_needs_a_launcher_that_takes_it(package):
+    launch = package / "src/more_ops/kernels/launch.py"
+    launch.write_text(launch.read_text().replace("schema: str | None = None", "").replace(", schema=schema", ""))
+    done = add(package, SCHEMAS["quiet_"])
+    assert "launch.py has no parameter schema; copy that file" in done.stderr
 
 
 def test_a_second_time_changes_nothing(full):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import opforge
-from tests.package.packages import SEARCH, bake, environment, install, run, run_tests, wheel
+from tests.package.packages import SCHEMAS, SEARCH, bake, environment, install, run, run_tests, wheel
 
 NAME = "cpp_ops"
 WISHES = {
@@ -63,8 +63,10 @@ def grown(made):
     project, python, *_ = made
     for name in WISHES:
         add_op(project, name)
+    for schema in SCHEMAS.values():
+        assert opforge("add-op", schema, "--package", str(project)).returncode == 0
     built = install_editable(project, python)
-    return project, python, built, own_tests(project, python, "package", *WISHES)
+    return project, python, built, own_tests(project, python, "package", *WISHES, *SCHEMAS)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import re
 import shutil
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import jinja2
 
 from opforge.errors import OpforgeError
 from opforge.package import edits, names
+from opforge.package.schema import Argument, Schema, parse
 
 MAX_OUTPUTS = 8
 
@@ -40,9 +41,13 @@ class OperatorRequest:
     outputs: int = 1
     """Number of new results, not counting an argument that is written to."""
     optional: tuple[str, ...] = ()
+    schema: Schema | None = None
+    """The schema that was given instead of the other options."""
 
     def command(self) -> str:
         """Return the command that adds this operator; stored in the files and compared later."""
+        if self.schema is not None:
+            return f"opforge add-op '{self.schema.text}'"
         default_outputs = 0 if self.mutates else 1
         words = ["opforge add-op", self.op, *(["--mutates"] if self.mutates else [])]
         words += [f"--outputs {self.outputs}"] if self.outputs != default_outputs else []
@@ -72,6 +77,31 @@ def operator_request(
     if not min_outputs <= count <= MAX_OUTPUTS:
         raise OpforgeError(f"--outputs {count} is out of range; it must be {min_outputs} to {MAX_OUTPUTS}")
     return OperatorRequest(op, mutates, count, tuple(optional))
+
+
+def schema_request(text: str) -> OperatorRequest:
+    """Return the request of a schema; raise OpforgeError for what cannot be generated."""
+    schema = parse(text)
+    names.check_operator_name(schema.op)
+    model = schema.tensors[0].name if schema.tensors else ""
+    for argument in schema.arguments:
+        if (argument.name, model) != ("x", "x"):
+            names.check_argument_name(argument.name, schema.op, "argument")
+    if schema.outputs > MAX_OUTPUTS:
+        raise OpforgeError(f"{schema.text!r} returns {schema.outputs} tensors; at most {MAX_OUTPUTS} are generated")
+    return OperatorRequest(schema.op, schema.mutates, schema.outputs, (), schema)
+
+
+def _as_schema(request: OperatorRequest) -> Schema:
+    """Return the schema of a request, which one without has: x, and the optional tensors."""
+    if request.schema is not None:
+        return request.schema
+    arguments = (Argument("x", "Tensor"), *(Argument(name, "Tensor?", "None") for name in request.optional))
+    words = [f"{a.type}{'(a!)' if a.name == 'x' and request.mutates else ''} {a.name}" for a in arguments]
+    words = [f"{word}=None" if a.optional else word for word, a in zip(words, arguments, strict=True)]
+    returns = "Tensor" if request.outputs == 1 else f"({', '.join(['Tensor'] * request.outputs)})"
+    text = f"{request.op}({', '.join(words)}) -> {returns}"
+    return Schema(request.op, text, arguments, request.mutates, request.outputs)
 
 
 def read_package(folder: Path) -> TemplatePackage:
@@ -111,6 +141,7 @@ def add_op(package: TemplatePackage, request: OperatorRequest) -> list[FileChang
     """
     files = _operator_files(package, request)
     _refuse_registered(package, request)
+    _refuse_old_launch(package, request)
     _refuse_other_options(files, request)
     new = {path: _render(template, package, request) for path, template in files.items() if not path.exists()}
     lists = _files_listing_operators(package, request)
@@ -131,6 +162,15 @@ def _refuse_registered(package: TemplatePackage, request: OperatorRequest) -> No
     if own_file.exists() and _creating_command(own_file) is None:
         raise OpforgeError(
             f"operator {name} is in {own_file} already, and was not added by this command; choose another name"
+        )
+
+
+def _refuse_old_launch(package: TemplatePackage, request: OperatorRequest) -> None:
+    """Reject a schema in a package of Triton kernels that cannot register one yet."""
+    path = package.folder / "src" / package.name / "kernels" / "launch.py"
+    if package.variant == "triton" and request.schema is not None and "schema: str" not in _read(path):
+        raise OpforgeError(
+            f"operator() in {path} has no parameter schema; copy that file from a package that this `opforge new` makes"
         )
 
 
@@ -164,8 +204,11 @@ def _operator_files(package: TemplatePackage, request: OperatorRequest) -> dict[
         kernels = {source / package.name / "kernels" / f"{op}.py": "kernel.py.j2"}
     else:
         kernels = {source / "csrc" / f"{op}.cpp": "op.cpp.j2", source / "csrc" / f"{op}.cu": "op.cu.j2"}
-    tests = package.folder / "tests" / f"test_{op}.py"
-    return {**kernels, source / package.name / "ops" / f"{op}.py": "ops.py.j2", tests: "test.py.j2"}
+    tests, operators = package.folder / "tests" / f"test_{op}.py", source / package.name / "ops" / f"{op}.py"
+    if not _as_schema(request).tensors:
+        made = {} if package.variant == "triton" else {source / "csrc" / f"{op}.cpp": "factory.cpp.j2"}
+        return {**made, operators: "factory_ops.py.j2", tests: "factory_test.py.j2"}
+    return {**kernels, operators: "ops.py.j2", tests: "test.py.j2"}
 
 
 def _files_listing_operators(package: TemplatePackage, request: OperatorRequest) -> dict[Path, str]:
@@ -176,7 +219,7 @@ def _files_listing_operators(package: TemplatePackage, request: OperatorRequest)
         raise OpforgeError(
             f"there is no {types}, which holds the types of operators; copy it from a package that `opforge new` makes"
         )
-    parameters = ["x: Tensor", *(f"{name}: Tensor | None = ..." for name in request.optional)]
+    parameters = [argument.parameter("...") for argument in _as_schema(request).arguments]
     return {
         exports: edits.with_export(_read(exports), str(exports), request.op),
         types: edits.with_method(_read(types), str(types), request.op, parameters, _return_type(request.outputs)),
@@ -203,24 +246,64 @@ def _render(template: str, package: TemplatePackage, request: OperatorRequest) -
 def _template_values(package: TemplatePackage, request: OperatorRequest) -> dict[str, Any]:
     """Return the values for the templates.
 
-    Result k is ``(k + 2) * x``; for an operator that mutates, result 0 is written to x.
+    Result k is ``(k + 2) * x``, plus all other tensors and numbers; for an operator that mutates, result 0 is written
+    to x.
     """
-    first = 1 if request.mutates else 0
+    schema, first = _as_schema(request), 1 if request.mutates else 0
+    tensors = [argument.name for argument in schema.tensors]
+    extras, dims, numbers = schema.tensors[1:], schema.dims, schema.numbers
+    optional = [argument.name for argument in extras if argument.optional]
     results = [f"y{k}" for k in range(first, first + request.outputs)]
     grads = ["grad"] if request.outputs == 1 else [f"grad_{k}" for k in range(request.outputs)]
-    pointers = [f"{name}_ptr" for name in ("x", *request.optional, *results)]
-    flags = [f"HAS_{name.upper()}: tl.constexpr" for name in request.optional]
+    pointers = [f"{name}_ptr" for name in ("x", *(argument.name for argument in extras), *results)]
+    sizes = ["count", *(["width"] if dims else []), *(["shift"] if numbers else [])]
+    flags = [f"HAS_{name.upper()}: tl.constexpr" for name in optional]
+    bare = [replace(argument, default=None).parameter() for argument in schema.tensors]
+    values = schema.test_values()
+    every = [f'NUMBERS["{a.name}"]' if a.name in values else a.name for a in schema.arguments]
     return {
         "package": package.name, "variant": package.variant, "abi": package.abi, "line": request.command(),
-        "op": request.op, "mutates": request.mutates, "outputs": request.outputs, "optional": list(request.optional),
-        "arguments": ["x", *request.optional],
-        "parameters": ["x: Tensor", *(f"{name}: Tensor | None = None" for name in request.optional)],
-        "bare_parameters": ["x: Tensor", *(f"{name}: Tensor | None" for name in request.optional)],
-        "kernel_parameters": [*pointers, "count", *flags, "BLOCK: tl.constexpr"],
-        "results": results, "grads": grads,
-        "gradient_parameters": ["ctx: Any", *(f"{grad}: Tensor" for grad in grads)],
+        "op": request.op, "mutates": request.mutates, "outputs": request.outputs,
+        "schema": schema.text, "schema_types": schema.text[len(schema.op) :],
+        "schema_given": request.schema is not None,
+        "arguments": schema.arguments, "positions": {a.name: k for k, a in enumerate(schema.arguments)},
+        "model": tensors[0] if tensors else "", "tensors": ", ".join(tensors), "tensor_names": tensors,
+        "tensor_parameters": [f"{a.name}=None" if a.optional else a.name for a in schema.tensors],
+        "extras": extras, "optional": optional, "required_count": len(tensors) - len(optional),
+        "numbers": numbers, "dims": dims, "keepdim": schema.keepdim, "size": schema.size,
+        "has_extra": bool(extras or numbers),
+        "call": ", ".join(f"list({a.name})" if a.is_list else a.name for a in schema.arguments),
+        "parameters": [a.parameter(tuples=True) for a in schema.arguments],
+        "op_parameters": [a.parameter("()" if a.is_list else "", tuples=True) for a in schema.arguments],
+        "bare_parameters": bare, "kernel_parameters": [*pointers, *sizes, *flags, "BLOCK: tl.constexpr"],
+        "cpp_type": _cpp_type(request.outputs),
+        "cpp_parameters": [_cpp_parameter(a, package, tensors) for a in schema.arguments],
+        "shift": _sum_of(numbers, "arg_{}", "total(arg_{})") or "0",
+        "shift_python": _sum_of(numbers, "float({})", "float(sum({}))") or "0.0",
+        "shift_of_numbers": _sum_of(numbers, 'NUMBERS["{}"]', 'sum(NUMBERS["{}"])'),
+        "values": [f'"{name}": {value!r}' for name, value in values.items()], "complete": every,
+        "results": results, "grads": grads, "gradient_parameters": ["ctx: Any", *(f"{grad}: Tensor" for grad in grads)],
+        "out_dims": ("None", "0")[request.outputs] if request.outputs < 2 else f"({', '.join('0' * request.outputs)})",
         "factors": [k + 2 for k in range(first + request.outputs)], "type": _return_type(request.outputs),
     }  # fmt: skip
+
+
+def _sum_of(numbers: Sequence[Argument], one: str, many: str) -> str:
+    """Return the sum of numbers and lists as an expression; empty if there are none."""
+    return " + ".join((many if argument.is_list else one).format(argument.name) for argument in numbers)
+
+
+def _cpp_type(outputs: int) -> str:
+    return "void" if outputs == 0 else "Tensor" if outputs == 1 else f"std::tuple<{', '.join(['Tensor'] * outputs)}>"
+
+
+def _cpp_parameter(argument: Argument, package: TemplatePackage, tensors: Sequence[str]) -> str:
+    if tensors[:1] == [argument.name]:
+        return "const Tensor& x"
+    element = {"int[]": "int64_t", "float[]": "double"}.get(argument.type, "")
+    of_list = f"const std::vector<{element}>&" if package.abi == "stable" else f"at::ArrayRef<{element}>"
+    types = {"Tensor": "const Tensor&", "Tensor?": "const std::optional<Tensor>&", "int": "int64_t", "float": "double"}
+    return f"{of_list if element else types.get(argument.type, argument.type)} arg_{argument.name}"
 
 
 def _write_all(texts: dict[Path, str]) -> None:

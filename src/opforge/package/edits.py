@@ -19,7 +19,7 @@ def fold_line(head: str, parts: Sequence[str], tail: str, indent: int = 0, comme
     if len(line := f"{space}{head}{', '.join(parts)}{tail}") <= _MAX_LINE_COLUMNS:
         return line + comment
     inner = f"{space}    {', '.join(parts)}"
-    if len(inner) > _MAX_LINE_COLUMNS or head.endswith("["):
+    if len(inner) > _MAX_LINE_COLUMNS or head.endswith(("[", "{")):
         inner = ",\n".join(f"{space}    {part}" for part in parts) + ","
     return f"{space}{head}{comment}\n{inner}\n{space}{tail}"
 

@@ -22,7 +22,8 @@ _RESERVED_OPERATOR_NAMES = """
 """Names with another meaning in a package's files or in ``torch.ops``."""
 _RESERVED_ARGUMENT_NAMES = """
     torch triton tl self ops checks ctx grad info in_dims inputs output out result results count inside at dense place x
-    batched to_x to_each extra wide blocks on_device wrap_triton to_front apart
+    batched to_x to_each extra wide blocks on_device wrap_triton to_front apart float int sum list range sorted math
+    order found every mapped moved
 """
 """Names with another meaning in an operator's files."""
 _MAX_NAME_LENGTH = 64
@@ -33,13 +34,11 @@ def check_operator_name(name: str) -> None:
     _check_name("operator", name, _RESERVED_OPERATOR_NAMES)
 
 
-def check_argument_name(name: str, op: str) -> None:
-    """Reject an invalid name of an operator's optional argument."""
-    _check_name("optional argument", name, _RESERVED_ARGUMENT_NAMES)
-    if name == op or re.fullmatch(r"(y|grad|out)_?\d*", name):
-        raise OpforgeError(
-            f"optional argument {name!r} is a name that the operator's files use themselves; choose another"
-        )
+def check_argument_name(name: str, op: str, label: str = "optional argument") -> None:
+    """Reject an invalid name of an operator's argument."""
+    _check_name(label, name, _RESERVED_ARGUMENT_NAMES)
+    if name == op or re.fullmatch(r"(y|grad|out)_?\d+|grad_?|out_?|y_", name):
+        raise OpforgeError(f"{label} {name!r} is a name that the operator's files use themselves; choose another")
 
 
 def _check_name(label: str, name: str, taken: str) -> None:

@@ -13,14 +13,16 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether kernels are interpreted. Triton decides it when a kernel is defined, which is when this package is imported."""
 
 
-def operator(name: str, *, mutates: tuple[str, ...] = ()) -> Callable[[Callable[..., Any]], Any]:
-    """Register a function as an operator.
+def operator(
+    name: str, *, mutates: tuple[str, ...] = (), schema: str | None = None
+) -> Callable[[Callable[..., Any]], Any]:
+    """Register a function as an operator; without a schema, its parameters and their types are the schema.
 
     On a GPU it is a ``triton_op``: torch.compile sees the kernels in it. Interpreted kernels cannot be compiled, so that
     it is a ``custom_op`` then, which torch.compile calls as it is.
     """
     make = torch.library.custom_op if INTERPRETED else torch.library.triton_op
-    return make(name, mutates_args=mutates)
+    return make(name, mutates_args=mutates, schema=schema)
 
 
 def wrap_triton(kernel: Any) -> Any:
