@@ -186,7 +186,32 @@ def installed(project, tmp_path_factory):
 def test_it_says_what_comes_next(tmp_path):
     done = opforge("new", "fine_ops", "--out", ".", "--yes", cwd=tmp_path)
     assert done.stdout.splitlines()[0].startswith("made fine_ops (triton), ")
-    assert "  cd fine_ops\n  pip install --no-build-isolation -e '.[test]'\n  pytest\n" in done.stdout
+    words = "pip install 'torch>=2.11' 'setuptools>=77'\n{}pip install --no-build-isolation -e '.[test]'\n{}pytest\n"
+    assert f"  cd fine_ops\n  {words.format('  ', '  ')}" in done.stdout
+    assert f"$ {words.format('$ ', '$ ')}" in (tmp_path / "fine_ops" / "README.md").read_text()
+    done = opforge("new", "fast_ops", "--variant", "cpp", "--out", ".", "--yes", cwd=tmp_path)
+    needed = "pip install 'torch>=2.11' scikit-build-core cmake ninja"
+    assert f"\n  {needed}  # and a C++ compiler: apt install g++\n" in done.stdout
+    assert f"\n$ {needed}\n" in (tmp_path / "fast_ops" / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_an_old_setuptools_is_refused_in_one_line(tmp_path):
+    """The setuptools of a new environment may be too old; what it says itself about it fills two pages."""
+    project = bake(tmp_path, "old_ops")
+    run(sys.executable, "-m", "venv", tmp_path / "bare")
+    python = tmp_path / "bare" / "bin" / "python"
+    shown = subprocess.run(
+        [python, "-c", "import setuptools as s; print(s.__version__)"], capture_output=True, text=True, check=False
+    )
+    version = shown.stdout.strip()
+    if not version or int(version.partition(".")[0]) >= 77:
+        pytest.skip(f"the setuptools of a new environment is not too old here: {version or 'there is none'}")
+    words = ("install", "--no-deps", "--no-index", "--no-build-isolation", "-e", project)
+    done = subprocess.run([python, "-m", "pip", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "[1 lines of output]" in done.stderr
+    assert f"setuptools 77 or newer is needed, not {version}: pip install 'setuptools>=77'" in done.stderr
 
 
 def test_what_it_makes_is_tidy(project):

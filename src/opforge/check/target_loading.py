@@ -63,7 +63,14 @@ def load_target(target: CheckTarget, device: str, patterns: Sequence[str]) -> Lo
     if target.operator:
         return LoadedTarget(_select_operators([target.operator], after), package, interpreted, notes)
     torchs_own = {name for name in after - before if _is_registered_by_torch(name)}
-    registered = after - before - torchs_own
+    owners = {name: _installed_package(name) for name in after - before - torchs_own}
+    others = Counter(owner for owner in owners.values() if owner not in ("", package.partition(".")[0]))
+    notes += [
+        f"not checked: {count} operators that {owner} registers, which {target.text} imports; to check them: opforge "
+        f"check {owner}"
+        for owner, count in others.items()
+    ]
+    registered = {name for name, owner in owners.items() if owner not in others}
     if torchs_own:
         namespaces = Counter(name.partition("::")[0] for name in torchs_own)
         places = ", ".join(f"{namespace} {count}" for namespace, count in namespaces.most_common())
@@ -74,7 +81,8 @@ def load_target(target: CheckTarget, device: str, patterns: Sequence[str]) -> Lo
     if not registered:
         raise NothingToJudgeError(
             f"importing {target.text} registers no operator"
-            f"{f' but {len(torchs_own)} of torch' if torchs_own else ''}; give the module that does (it may be a "
+            f"{f' but {len(torchs_own)} of torch' if torchs_own else ''}"
+            f"{' and those of other packages' if others else ''}; give the module that does (it may be a "
             f"submodule), or an operator by name: ns::op --import {target.text}"
         )
     return LoadedTarget(_select_operators(patterns, registered), package, interpreted, notes)
@@ -215,21 +223,42 @@ def _spellings(name: str) -> tuple[str, ...]:
     return (name, base, name.partition("::")[2], base.partition("::")[2], *default)
 
 
+def _installed_package(name: str) -> str:
+    """Return the package beside torch that registered an operator from Python; empty if it is not known."""
+    from torch._library.custom_ops import OPDEFS
+
+    if name in OPDEFS:
+        code = getattr(OPDEFS[name]._init_fn, "__code__", None)  # noqa: SLF001  # torch has no public name
+        place = "" if code is None else str(code.co_filename)
+    else:
+        place = next(iter(_registration_places(name)), "")
+    packages = torch_folder().parent
+    if not place or is_from_torch(place) or not Path(place).resolve().is_relative_to(packages):
+        return ""
+    return Path(place).resolve().relative_to(packages).parts[0].removesuffix(".py")
+
+
 def _is_registered_by_torch(name: str) -> bool:
     """Whether torch itself registered an operator, in a module imported because of the target."""
-    import torch
     from torch._library.custom_ops import OPDEFS
 
     if name in OPDEFS:
         module = str(getattr(OPDEFS[name]._init_fn, "__module__", ""))  # noqa: SLF001  # torch has no public name
         # torch._library.triton: a user's triton_op
         return module.partition(".")[0] in ("torch", "functorch") and module != "torch._library.triton"
-    try:
-        lines = torch._C._dispatch_dump(name).splitlines()  # noqa: SLF001
-    except RuntimeError:
-        return False
-    places = [match[1] for line in lines if (match := re.fullmatch(r"debug: registered at (.+):\d+", line))]
     by_users = [torch_folder() / name for name in ("library.py", "_library", "_custom_op", "_custom_ops.py")]
     return any(
-        is_from_torch(p) and not any(Path(p).resolve().is_relative_to(path) for path in by_users) for p in places
+        is_from_torch(p) and not any(Path(p).resolve().is_relative_to(path) for path in by_users)
+        for p in _registration_places(name)
     )
+
+
+def _registration_places(name: str) -> list[str]:
+    """Return the files in which an operator is defined; none if only kernels are registered for it."""
+    import torch
+
+    try:
+        lines = torch._C._dispatch_dump(name).splitlines()  # noqa: SLF001  # torch has no public name
+    except RuntimeError:
+        return []
+    return [match[1] for line in lines if (match := re.fullmatch(r"debug: registered at (.+):\d+", line))]

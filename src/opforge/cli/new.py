@@ -34,7 +34,7 @@ def new(
     ] = False,
 ) -> int:
     """Make a package of custom PyTorch operators: kernels, registration, fakes, gradients, tests, benchmark and CI."""
-    from opforge.package.new import TEMPLATE_FOLDER, make_package, with_defaults
+    from opforge.package.new import PREREQUISITES, TEMPLATE_FOLDER, make_package, with_defaults
 
     if template:
         sys.stdout.write(f"{TEMPLATE_FOLDER}\n")
@@ -51,9 +51,11 @@ def new(
     made = make_package(answers, out)
     chosen = with_defaults(answers)
     kind = "triton" if chosen["variant"] == "triton" else f"cpp, {chosen['abi']} ABI"
+    compiler = "" if chosen["variant"] == "triton" else "  # and a C++ compiler: apt install g++"
     sys.stdout.write(
         f"made {made.folder} ({kind}), {len(made.files)} files; next:\n"
         f"  cd {made.folder}\n"
+        f"  pip install 'torch>={chosen['torch']}' {PREREQUISITES[chosen['variant']]}{compiler}\n"
         "  pip install --no-build-isolation -e '.[test]'\n"
         "  pytest\n"
         "  opforge add-op NAME\n"

@@ -17,6 +17,8 @@ import jinja2
 from opforge.errors import OpforgeError
 from opforge.imports import run_file
 
+PREREQUISITES = {"triton": "'setuptools>=77'", "cpp": "scikit-build-core cmake ninja"}
+"""Packages beside torch that building a package needs, by variant."""
 TEMPLATE_FOLDER = Path(__file__).resolve().with_name("template")
 _PROJECT_FOLDER = "{{cookiecutter.package}}"
 
