@@ -14,8 +14,8 @@ import pytest
 
 from opforge import check as checking
 from opforge.cache import torch_version
-from opforge.check import CheckReport, Finding, OperatorReport, Status
-from opforge.check.findings import KIND_CONTENTS, KIND_ENDED, KIND_MEMORY, demote_consequences
+from opforge.check import CheckReport, Finding, OperatorReport, Status, target_loading
+from opforge.check.findings import KIND_CONTENTS, KIND_ENDED, KIND_MEMORY, KIND_TRACING, demote_consequences
 from opforge.cli.check import _lines
 from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.kernels.native import LibrarySpec, build
@@ -356,6 +356,28 @@ def test_what_follows_from_a_failure_is_a_note():
         "layouts": Status.FAILED,
         "fake": Status.NOTE,
     }
+
+
+def test_what_cannot_be_traced_for_its_fake_is_a_note():
+    fake = Finding("fake", Status.FAILED, "the fake raises")
+    traced = Finding("compile", Status.FAILED, "TorchRuntimeError: …", kind=KIND_TRACING)
+    graph_break = Finding("compile", Status.FAILED, "graph break")
+    assert [f.status for f in demote_consequences([traced, graph_break])] == [Status.FAILED, Status.FAILED]
+    found = demote_consequences([fake, traced, graph_break])
+    assert [(f.check, f.status) for f in found] == [
+        ("fake", Status.FAILED), ("compile", Status.NOTE), ("compile", Status.FAILED),
+    ]  # fmt: skip
+
+
+def test_operators_of_an_installed_package_are_its_own():
+    """torchao registers operators from Python; a file that imports it does not."""
+    assert {target_loading._installed_package(name) for name in ("aten::add.Tensor", "no::such")} == {""}
+    code = (
+        "import torchao; from opforge.check import target_loading as t; "
+        "print(*(t._installed_package(f'torchao::{n}') for n in ('quantize_affine', 'int_matmul')))"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["torchao", "torchao"], done.stderr
 
 
 def test_contents_say_nothing_of_an_operator_that_leaves_its_memory():

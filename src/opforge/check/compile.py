@@ -11,7 +11,7 @@ from torch import _dynamo as dynamo
 
 from opforge.check import fixes
 from opforge.check.differences import first_difference
-from opforge.check.findings import KIND_CONTENTS, Findings, failed
+from opforge.check.findings import KIND_CONTENTS, KIND_TRACING, Findings, failed
 from opforge.check.operator_call import OperatorCall, flat_results
 from opforge.check.subject import Subject, attempt, describe_error
 from opforge.frames import is_user_file
@@ -72,7 +72,8 @@ def _static_fault(
     compiled = torch.compile(_wrapped(function), fullgraph=True, backend="aot_eager", dynamic=False)
     actual = attempt(_results, subject, compiled, call.copy())
     if isinstance(actual, Exception):
-        return *_compile_fault(actual), ""
+        fault, fix = _compile_fault(actual)
+        return fault, fix, KIND_TRACING if fix == fixes.SEE_FAKE else ""
     if not random and (message := first_difference(expected, actual)):
         return f"compiled, it gives a different result: {message}", fixes.COMPILED_DIFFERS, KIND_CONTENTS
     return "", "", ""
@@ -113,9 +114,8 @@ def _dynamic(subject: Subject, name: str, function: Callable[..., Any]) -> Findi
             actual = attempt(_results, subject, compiled, resized_call.copy())
             if isinstance(actual, Exception):
                 fault, fix = _compile_fault(actual)
-                yield failed(
-                    "compile", f"{name} with dynamic=True: {fault}, for {subject.base_name}{resized_call}", fix
-                )
+                where = f"{name} with dynamic=True: {fault}, for {subject.base_name}{resized_call}"
+                yield failed("compile", where, fix, KIND_TRACING if fix == fixes.SEE_FAKE else "")
                 return
             first = first or counter.graphs  # one call may invoke the backend twice
         if counter.graphs > first:

@@ -41,6 +41,8 @@ KIND_CONTENTS = "contents"
 """Kind of finding: it depends on tensor values, which are arbitrary after a MEMORY fault."""
 KIND_NO_FORMULA = "formula"
 """Kind of finding: no autograd formula; the backward of another operator needs none for the operators it calls."""
+KIND_TRACING = "tracing"
+"""Kind of finding: the compiler cannot trace the operator, which follows from a wrong fake."""
 _BEST_EXPLANATIONS = (
     "inputs",
     "mask",
@@ -162,6 +164,9 @@ def demote_consequences(findings: Iterable[Finding], backward_of: Iterable[str] 
     ordered = [_demote_after_death(finding, ordered) for finding in ordered]
     failed = {finding.check for finding in ordered if finding.status is Status.FAILED}
     ordered = [_demote_after_failed_checks(finding, failed) for finding in ordered]
+    if "fake" in failed:
+        follows = "torch.compile cannot trace it either, as expected after fake"
+        ordered = [_as_note(f, follows) if f.kind == KIND_TRACING else f for f in ordered]
     if callers := ", ".join(sorted(backward_of)):
         excused = f"there is no autograd formula: the backward of {callers} calls it, and has no second derivatives"
         ordered = [_as_note(f, excused) if f.kind == KIND_NO_FORMULA else f for f in ordered]

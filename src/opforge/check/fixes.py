@@ -43,7 +43,7 @@ WRONG_PARTS = f"{UNWRITTEN_ELEMENTS}; {OUT_OF_BOUNDS_READ}"
 
 FAKE_RAISES = (
     "the fake must accept every call that the operator accepts: compute shapes and dtypes only, and check "
-    "no more than the operator checks"
+    "no more than the operator checks; if the call is invalid, let the operator refuse it too"
 )
 FAKE_CONTENTS = (
     "compute shapes from x.shape, x.dtype and non-tensor arguments; .item(), bool(x), x.tolist() and `if` on a "

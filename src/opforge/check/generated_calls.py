@@ -46,6 +46,7 @@ _DTYPES: tuple[tuple[torch.dtype, torch.dtype], ...] = (
 _VALUE_SETS = 3
 """Number of value sets tried for non-tensor arguments."""
 _FLOATS = {"eps": 1e-6, "epsilon": 1e-6, "p": 0.5, "alpha": 0.5, "beta": 0.5, "scale": 0.5, "momentum": 0.1}
+_INTEGERS = {"blocksize": 64, "block_size": 64, "group_size": 32, "groupsize": 32, "num_heads": 2, "bits": 8}
 _DIMENSIONS = {"dim", "axis", "dim0"}
 
 
@@ -141,7 +142,7 @@ class _ArgumentMaker:
     def integer(self, argument: Any) -> int:
         if argument.name in _DIMENSIONS:
             return (-1, 0, 1)[self.plan.numbers]
-        return (1, 2, 16)[self.plan.numbers]
+        return _INTEGERS.get(argument.name, (1, 2, 16)[self.plan.numbers])
 
     def floating(self, argument: Any) -> float:
         return _FLOATS.get(argument.name, (0.5, 1.0, 2.0)[self.plan.numbers])
