@@ -468,13 +468,3 @@ def test_compilation_is_warned_of_once(kernels):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[0] == "1 True True", done.stderr
     assert done.stdout.splitlines()[1].endswith(" 0")
-
-
-def test_known_names_lead_here():
-    import BackendBench
-
-    assert (BackendBench.enable, BackendBench.disable, BackendBench.enabled) == (
-        opforge.enable, opforge.disable, opforge.enabled,
-    )  # fmt: skip
-    with pytest.raises(AttributeError, match="has no attribute 'enables'"):
-        _ = BackendBench.enables

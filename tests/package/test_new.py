@@ -141,10 +141,9 @@ def test_what_pip_compiled_of_the_template_is_left_out(tmp_path):
 
 
 def test_the_wheel_of_opforge_has_the_whole_template(tmp_path):
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("src", "BackendBench"):
-        shutil.copytree(
-            ROOT / name, tmp_path / "opforge" / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
-        )
+        shutil.copytree(ROOT / name, tmp_path / "opforge" / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / "opforge")
     packed = zipfile.ZipFile(wheel(tmp_path / "opforge", tmp_path)).namelist()
@@ -153,6 +152,7 @@ def test_the_wheel_of_opforge_has_the_whole_template(tmp_path):
     files = {str(p.relative_to(source)) for folder in folders for p in folder.rglob("*") if p.is_file()}
     assert any("/.github/" in name for name in files)
     assert files - set(packed) == set()
+    assert not any(name.startswith("BackendBench") for name in packed)  # it would overwrite an installed one
 
 
 def test_the_template_is_shown():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from opforge.backends import BackendOptions
@@ -40,11 +40,13 @@ class GeneratingBackend:
 
     name = "llm"
 
-    def __init__(self, options: BackendOptions) -> None:
+    def __init__(self, options: BackendOptions, provider: Provider | None = None) -> None:
+        self._provider = provider
+        """Asked instead of the provider that the options name."""
         self._directory = options.ops_directory
         self._custom_root = options.custom_ops_root
         self._options = GenerationOptions.from_json(options.generation or {})
-        self._results: tuple[OperatorResult, ...] = ()
+        self.results: tuple[OperatorResult, ...] = ()
         self._tasks: dict[str, Task] = {}
         self.skipped: list[str] = []
         """Messages about folders that hold no operator."""
@@ -52,7 +54,7 @@ class GeneratingBackend:
         """Messages about operators without a right kernel, and about users' references."""
 
     def kernels(self, ops: Iterable[str]) -> list[Kernel]:
-        written = [self._tasks[kept.name].kernel(Path(kept.file)) for kept in self._results if kept.file]
+        written = [self._tasks[kept.name].kernel(Path(kept.file)) for kept in self.results if kept.file]
         matching, _ = assign_operators(written, ops)
         return matching
 
@@ -68,8 +70,8 @@ class GeneratingBackend:
         if summary is None:
             summary = self._generate(context, journal, options)
             journal.write_summary(summary)
-        self._results = summary.operators
-        self.remarks += [remark for kept in self._results if (remark := _remark(kept))]
+        self.results = summary.operators
+        self.remarks += [remark for kept in self.results if (remark := _remark(kept))]
 
     def _find_tasks(self, context: GenerationContext) -> list[Task]:
         """Return the kernels to write."""
@@ -86,7 +88,8 @@ class GeneratingBackend:
         board = GenerationProgress(len(self._tasks), context.progress)
         board.cost = lambda: budget.spent.cost
         started, judged_before = time.monotonic(), context.judge_service.busy_s
-        with open_configured_provider(options, prices) as provider:
+        opened = open_configured_provider(options, prices) if self._provider is None else nullcontext(self._provider)
+        with opened as provider:
             prompts = Prompts(options.prompts, options.dsl, _machine(context))
             shared = WriterContext(
                 provider, budget, context.judge_service, journal, prompts, options, board.report, context.notice

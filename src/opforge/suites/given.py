@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from opforge.cases import Case, Phase
 from opforge.cases.text import format_arguments, parse_arguments
@@ -17,7 +18,8 @@ class GivenSuite:
 
     name = "given"
 
-    def __init__(self, cases: Iterable[Case]) -> None:
+    def __init__(self, cases: Iterable[Case], blobs: Mapping[str, Path] | None = None) -> None:
+        self._blobs = dict(blobs or {})
         self._cases: dict[str, dict[str, Case]] = {}
         for case in cases:
             self._cases.setdefault(case.op, {})[case.id] = case
@@ -25,7 +27,8 @@ class GivenSuite:
     def load(self, options: SuiteOptions, progress: Progress = no_progress) -> LoadedSuite:
         progress(self.name, 1, 1)
         chosen = {op: list(cases.values()) for op, cases in self._cases.items()}
-        return LoadedSuite(self.name, {op: c for op, c in chosen.items() if options.ops is None or op in options.ops})
+        wanted = {op: c for op, c in chosen.items() if options.ops is None or op in options.ops}
+        return LoadedSuite(self.name, wanted, self._blobs)
 
 
 def performance_case(op: str, text: str) -> Case:

@@ -43,7 +43,7 @@ Finish = Callable[..., None]
 
 
 @dataclass
-class _Snapshot:
+class Snapshot:
     """The arguments of a call as data, taken before the call."""
 
     home: str
@@ -96,7 +96,7 @@ class CaseRecorder:
         Returns a function to call with the outcome, or None if the call is known or unusable.
         """
         try:
-            geometry = to_arguments(args, kwargs, _Snapshot(self._home, keep=False).tensor)
+            geometry = to_arguments(args, kwargs, Snapshot(self._home, keep=False).tensor)
             signature = f"{op}|{format_arguments(*geometry)}"
         except TypeError as error:
             self.losses[f"{op}: {error}"] += 1
@@ -107,7 +107,7 @@ class CaseRecorder:
         if signature in self._seen:
             self._emit_earlier_phase(op, signature)
             return None
-        snapshot = _Snapshot(self._home, keep=True)
+        snapshot = Snapshot(self._home, keep=True)
         data = to_arguments(args, _with_filled_outs(op, args, kwargs), snapshot.tensor)
 
         def finish(raised: bool, result: Any = None) -> None:

@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,12 +52,8 @@ class _CaseWriter:
                 self._cases[case_index] = replace(self._cases[case_index], source=source)
             return
         self._known[call.signature] = len(self._cases)
-        text, tree = call.text, call.tree
+        text, tree = store_tensors(self._blob, call.text, call.tree, call.storages)
         contents_digest = hashlib.blake2b(b"".join(call.storages), digest_size=16).hexdigest()
-        for index, storage in enumerate(call.storages):
-            blob_offset = self._blob.add(storage, hashlib.blake2b(storage, digest_size=16).digest())
-            text = text.replace(f"at={OFFSET_PLACEHOLDER + index}", f"at={blob_offset}")
-            tree = tree.replace(f"[{OFFSET_PLACEHOLDER + index},", f"[{blob_offset},")
         expect = Expect.RAISES if call.raises else Expect.RETURNS
         case = Case.make(call.op, call.signature, contents=contents_digest, expect=expect)
         self._cases.append(replace(case, args=text, tree=tree, source=source))
@@ -68,6 +64,15 @@ class _CaseWriter:
         (self._folder / LOSSES).write_text(
             json.dumps([[message, count] for message, count in losses.most_common()], indent=0)
         )
+
+
+def store_tensors(blob: BlobWriter, text: str, tree: str, storages: Iterable[bytes]) -> tuple[str, str]:
+    """Store the bytes of a call's tensors; return its text and its tree with their offsets."""
+    for index, storage in enumerate(storages):
+        offset = blob.add(storage, hashlib.blake2b(storage, digest_size=16).digest())
+        text = text.replace(f"at={OFFSET_PLACEHOLDER + index}", f"at={offset}")
+        tree = tree.replace(f"[{OFFSET_PLACEHOLDER + index},", f"[{offset},")
+    return text, tree
 
 
 def record(
