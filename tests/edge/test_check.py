@@ -156,7 +156,7 @@ def program(*operators: str) -> tuple[check.CheckedProgram]:
 def test_a_model_that_does_not_fit_its_folder_is_refused(tmp_path, monkeypatch, operators, error, said):
     folder = folders.make(tmp_path / "one", "mul3")
     (folder / "model.py").write_text(MODEL)
-    monkeypatch.setattr(check, "_prepared", lambda *_: program(*operators))
+    monkeypatch.setattr(check, "ask", lambda *_, **__: check.CheckedPrograms(program(*operators)))
     with pytest.raises(error, match=said):
         check.check(folder)
 

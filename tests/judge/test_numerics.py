@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -219,11 +219,10 @@ class Wavering:
     tensors = None
 
     def __init__(self, answers: list[torch.Tensor]) -> None:
-        self._answers = iter(answers)
-        self.call = self
+        self._answers = answers
 
-    def run(self) -> SimpleNamespace:
-        return SimpleNamespace(tensors=[next(self._answers)])
+    def reruns(self) -> Iterator[list[torch.Tensor]]:
+        return iter([answer] for answer in self._answers)
 
 
 def test_aten_that_wavers_without_a_float64_form_is_allowed_for_as_far_as_it_wavers():

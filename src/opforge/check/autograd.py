@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge.check import fixes
-from opforge.check.differences import format_number, tensor_difference
+from opforge.check.differences import Expectation, first_difference, format_number
 from opforge.check.findings import KIND_CONTENTS, KIND_NO_FORMULA, Finding, Findings, failed, note, skipped
 from opforge.check.operator_call import OperatorCall, as_dtype
 from opforge.check.subject import Subject, attempt, describe_error
@@ -247,21 +247,22 @@ def _gradcheck(subject: Subject, call: OperatorCall) -> Findings:
 
 def _check_expanded_gradient(subject: Subject, call: OperatorCall) -> Findings:
     """Check that an expanded incoming gradient, as from sum(), acts like a contiguous one."""
-    gradients = []
-    for laid_out in (True, False):
+
+    def gradients(call: OperatorCall, *, laid_out: bool = True) -> list[torch.Tensor | None]:
         call_copy = call.map_tensors(lambda t: t.detach().clone().requires_grad_(t.is_floating_point()))
-        results = [r for r in subject.run(call_copy) if _is_float(r) and r.requires_grad]
+        with torch.enable_grad():
+            results = [r for r in subject.run(call_copy) if _is_float(r) and r.requires_grad]
         ones = [
             torch.ones_like(r) if laid_out else torch.ones((), dtype=r.dtype, device=r.device).expand(r.shape)
             for r in results
         ]
-        gradients.append(
-            torch.autograd.grad(results, [t for _n, t in _named_floats(subject, call_copy)], ones, allow_unused=True)
+        inputs = [t for _n, t in _named_floats(subject, call_copy)]
+        return list(torch.autograd.grad(results, inputs, ones, allow_unused=True))
+
+    contiguous, expanded = gradients(call), gradients(call, laid_out=False)
+    if message := first_difference(Expectation(contiguous, call, gradients), expanded):
+        names = ", ".join(name for name, _t in _named_floats(subject, call))
+        fault = f"the gradient of {names} changes when the incoming gradient is expanded, as sum().backward() does"
+        yield failed(
+            "autograd", f"{fault}: {message}, for {subject.base_name}{call}", fixes.GRADIENT_EXPANDED, KIND_CONTENTS
         )
-    for (name, _t), contiguous, expanded in zip(_named_floats(subject, call), *gradients, strict=True):
-        if contiguous is not None and (message := tensor_difference(contiguous, expanded)):
-            fault = f"the gradient of {name} changes when the incoming gradient is expanded, as sum().backward() does"
-            yield failed(
-                "autograd", f"{fault}: {message}, for {subject.base_name}{call}", fixes.GRADIENT_EXPANDED, KIND_CONTENTS
-            )
-            return

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import _dynamo as dynamo
 
 from opforge.check import fixes
-from opforge.check.differences import first_difference
+from opforge.check.differences import Expectation, first_difference
 from opforge.check.findings import KIND_CONTENTS, KIND_TRACING, Findings, failed
 from opforge.check.operator_call import OperatorCall, flat_results
 from opforge.check.subject import Subject, attempt, describe_error
@@ -37,7 +38,11 @@ def _gives_same_results(function: Callable[..., Any], subject: Subject, *, rando
         value = attempt(function, *call_copy.args, **call_copy.kwargs)
     if isinstance(value, Exception):
         return False
-    return random or subject.mutates or not first_difference(subject.run_copy(call), flat_results(value))
+    return (
+        random
+        or subject.mutates
+        or not first_difference(Expectation(subject.run_copy(call), call, subject.run), flat_results(value))
+    )
 
 
 def _check_function(subject: Subject, name: str, function: Callable[..., Any], *, random: bool) -> Findings:
@@ -68,7 +73,8 @@ def _static_fault(
     subject: Subject, function: Callable[..., Any], call: OperatorCall, *, random: bool
 ) -> tuple[str, str, str]:
     dynamo.reset()
-    expected = _results(subject, function, call.copy())
+    run = partial(_results, subject, function)
+    expected = Expectation(run(call.copy()), call, run)
     compiled = torch.compile(_wrapped(function), fullgraph=True, backend="aot_eager", dynamic=False)
     actual = attempt(_results, subject, compiled, call.copy())
     if isinstance(actual, Exception):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from opforge.check import fixes
-from opforge.check.differences import first_difference
+from opforge.check.differences import Expectation, first_difference
 from opforge.check.findings import KIND_CONTENTS, Finding, Findings, Status, failed, note
 from opforge.check.operator_call import OperatorCall
 from opforge.check.subject import Subject, describe_error
@@ -23,9 +23,9 @@ def determinism(subject: Subject) -> Findings:
         expected = subject.run_copy(call)
         for _ in range(_REPEATS):
             actual = subject.run_copy(call)
-            if not (message := first_difference(expected, actual, exact=True)):
+            if not (message := first_difference(expected, actual)):
                 continue
-            if not first_difference(expected, actual):
+            if not first_difference(Expectation(expected, call, subject.run), actual):
                 yield note(
                     "determinism",
                     f"the last bits change from call to call: {message}, for {subject.base_name}{call}",

@@ -1,72 +1,117 @@
-"""Compare results and describe the first difference."""
+"""Compare results by the judge's bounds, and describe the first difference."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from opforge.cases.tensors import to_float64
+from opforge.check.operator_call import OperatorCall
+from opforge.judge.compare.numerics import Comparison, reduction_length
+from opforge.judge.reference.aten import CallOutcome, Float64Answers, roughly_equal, widen
+from opforge.judge.verdict import RejectedError
+from opforge.runtime.trees import instances
 
-_RELATIVE_TOLERANCES = {
-    torch.float64: 1e-7, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2, torch.complex64: 2e-4,
-    torch.complex128: 1e-7,
-}  # fmt: skip
+
+@dataclass(frozen=True)
+class Expectation:
+    """The expected results of a call, which can be computed again in float64."""
+
+    results: list[Any]
+    call: OperatorCall
+    compute: Callable[[OperatorCall], list[Any]]
+    """Computes the results of a call; it may write to the call's tensors."""
+
+    @cached_property
+    def answers(self) -> _Answers:
+        return _Answers(self)
+
+    def run(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> CallOutcome:
+        """Compute the results again, from changed tensors if ``change`` is given."""
+        try:
+            with torch.no_grad():
+                call = self.call if change is None else self.call.map_tensors(change)
+                return CallOutcome([], self.compute(call.copy()))
+        except Exception as error:  # noqa: BLE001  # many operators refuse float64
+            return CallOutcome([], raised=error)
+
+    def with_kept_inputs(self) -> Expectation:
+        return self
+
+    def rounds_internally(self) -> bool:
+        """Whether float64 gives other results, as where a kernel takes its bytes for float32."""
+        tensors = list(instances(self.results, torch.Tensor))
+        wide = self.run(widen).tensors or []
+        if len(wide) != len(tensors):
+            return True
+        narrow = [w.to(t.dtype) for w, t in zip(wide, tensors, strict=True)]
+        return not roughly_equal(CallOutcome([], tensors), CallOutcome([], narrow))
 
 
-def tensor_difference(expected: Any, actual: Any, *, exact: bool = False) -> str:
-    """Describe how a result differs from the expected one; empty if they are the same."""
+@dataclass
+class _Answers(Float64Answers):
+    """Float64 answers without further runs: a result that changes from run to run is what checks look for."""
+
+    def reruns(self) -> Iterator[list[torch.Tensor]]:
+        return iter(())
+
+
+def first_difference(expected: list[Any] | Expectation, actual: list[Any]) -> str:
+    """Describe the first difference among several results; empty if there is none.
+
+    Results given as a list must be equal. Those of an expectation have the judge's bounds.
+    """
+    results = expected.results if isinstance(expected, Expectation) else expected
+    if len(results) != len(actual):
+        return f"{len(actual)} results instead of {len(results)}"
+    index = 0
+    for position, (a, b) in enumerate(zip(results, actual, strict=True)):
+        message = _type_difference(a, b)
+        if not message and isinstance(a, torch.Tensor):
+            comparable = a.layout == torch.strided and a.numel()
+            message = _tensor_difference(expected, a.detach(), b.detach(), index) if comparable else ""
+            index += 1
+        if message:
+            return message if len(results) == 1 else f"result {position}: {message}"
+    return ""
+
+
+def _type_difference(expected: Any, actual: Any) -> str:
     if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
         return "" if _comparable(expected) == _comparable(actual) else f"{actual!r} instead of {expected!r}"
     if expected.shape != actual.shape:
         return f"shape {list(actual.shape)} instead of {list(expected.shape)}"
-    if expected.dtype != actual.dtype:
-        return f"dtype {actual.dtype} instead of {expected.dtype}"
-    if expected.layout != torch.strided or not expected.numel():
-        return ""
-    differs = ~_close_elements(
-        _widened(expected), _widened(actual), 0.0 if exact else _RELATIVE_TOLERANCES.get(expected.dtype, 0.0)
-    )
-    if not bool(differs.any()):
-        return ""
-    return _describe_first(expected, actual, differs)
+    return f"dtype {actual.dtype} instead of {expected.dtype}" if expected.dtype != actual.dtype else ""
 
 
 def _comparable(value: Any) -> Any:
     return value if not isinstance(value, torch.Tensor) else tuple(value.shape)
 
 
-def _widened(t: torch.Tensor) -> torch.Tensor:
-    t = t.detach().cpu()
-    return to_float64(t) if t.is_floating_point() or t.is_complex() else t
-
-
-def _close_elements(expected: torch.Tensor, actual: torch.Tensor, relative: float) -> torch.Tensor:
-    if not (expected.is_floating_point() or expected.is_complex()):
-        return expected == actual
-    finite = expected.abs()[torch.isfinite(expected.abs())]
-    scale = float(finite.max()) if finite.numel() else 0.0
-    return torch.isclose(expected, actual, rtol=relative, atol=relative * min(scale, 1e6) * 0.1, equal_nan=True)
+def _tensor_difference(expected: list[Any] | Expectation, a: torch.Tensor, b: torch.Tensor, index: int) -> str:
+    if not isinstance(expected, Expectation):
+        differs = (a != b) & ~(a.isnan() & b.isnan())
+        return _describe_first(a, b, differs) if bool(differs.any()) else ""
+    length = reduction_length(expected.call.tensors, a)
+    comparison = Comparison(b, a, expected.answers, index, "values", length, reference_name="the expected result")
+    try:
+        comparison.check(measure=False)
+    except RejectedError as error:
+        return str(error)
+    return ""
 
 
 def _describe_first(expected: torch.Tensor, actual: torch.Tensor, differs: torch.Tensor) -> str:
     count = int(differs.sum())
     index = [int(i) for i in differs.nonzero()[0]]
     position = f" at {index}" if index else ""
-    wrong, right = actual.detach().cpu()[tuple(index)].item(), expected.detach().cpu()[tuple(index)].item()
+    wrong, right = actual[tuple(index)].item(), expected[tuple(index)].item()
     share = f" ({count} of {differs.numel()} elements differ)" if differs.numel() > 1 else ""
     return f"{format_number(wrong)} instead of {format_number(right)}{position}{share}"
 
 
 def format_number(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def first_difference(expected: list[Any], actual: list[Any], *, exact: bool = False) -> str:
-    """Describe the first difference among several results; empty if all are the same."""
-    if len(expected) != len(actual):
-        return f"{len(actual)} results instead of {len(expected)}"
-    for position, (a, b) in enumerate(zip(expected, actual, strict=True)):
-        if message := tensor_difference(a, b, exact=exact):
-            return message if len(expected) == 1 else f"result {position}: {message}"
-    return ""

@@ -156,7 +156,7 @@ class _Search:
     def run_difference(self, call: OperatorCall, *, repeat: bool) -> str:
         """Run a call; if it is repeated, describe how the results differ."""
         results = self.subject.run_copy(call)
-        return first_difference(results, self.subject.run_copy(call), exact=True) if repeat else ""
+        return first_difference(results, self.subject.run_copy(call)) if repeat else ""
 
     def accept(self, plan: CallPlan, call: OperatorCall) -> bool:
         self.accepted.append(plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from opforge.check import fixes
-from opforge.check.differences import first_difference
+from opforge.check.differences import Expectation, first_difference
 from opforge.check.findings import KIND_CONTENTS, Finding, Findings, failed, note, skipped
 from opforge.check.operator_call import layout_variants
 from opforge.check.subject import Subject, attempt, describe_error
@@ -34,7 +34,7 @@ def check(subject: Subject) -> Findings:
                 if layout not in refused:
                     refused.add(layout)
                     yield _refusal(layout, actual, f"{subject.base_name}{varied}", fixes.ACCEPT_LAYOUTS)
-            elif message := first_difference(expected, actual):
+            elif message := first_difference(Expectation(expected, contiguous, subject.run), actual):
                 wrong.setdefault(layout, f"{message}, for {subject.base_name}{varied}")
     if wrong:
         first = next(iter(wrong.values()))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from opforge.check import fixes, guarded_memory
-from opforge.check.differences import first_difference
+from opforge.check.differences import Expectation, first_difference
 from opforge.check.findings import KIND_MEMORY, Finding, Findings, failed, note, skipped
 from opforge.check.operator_call import OperatorCall, flat_results
 from opforge.check.subject import Fault, Subject, attempt, describe_error
@@ -151,8 +151,8 @@ def _resized_one(subject: Subject, call: OperatorCall, group: int, size: int) ->
 def _check_reads(subject: Subject, call: OperatorCall) -> Iterator[Fault]:
     """Check whether the result depends on memory around the inputs."""
     with torch.no_grad():
-        expected = subject.run(guarded_memory.guard_arguments(call, 0.0)[0])
-        _dirty_freed_memory(expected, 77)
+        expected = Expectation(subject.run(guarded_memory.guard_arguments(call, 0.0)[0]), call, subject.run)
+        _dirty_freed_memory(expected.results, 77)
         again = subject.run(guarded_memory.guard_arguments(call, 0.0)[0])
         if message := first_difference(expected, again):
             fault = f"the same call gives a different result each time, at this size: {message}"
@@ -227,15 +227,18 @@ def _describe_unwritten(first: torch.Tensor, second: torch.Tensor) -> str:
 
 
 def _check_against_reference(subject: Subject, call: OperatorCall, actual: list[Any]) -> Iterator[Fault]:
-    call_copy = call.copy()
     reference = subject.reference
     if reference is None:
         return
-    with torch.no_grad(), contextlib.suppress(NotImplementedError):
-        value = reference(*call_copy.args, **call_copy.kwargs)
-        expected = [*(flat_results(value) if subject.returns else []), *subject.written_tensors(call_copy)]
+
+    def run_reference(call: OperatorCall) -> list[Any]:
+        value = reference(*call.args, **call.kwargs)
         if not subject.returns and value is not None and subject.mutates:
-            expected = flat_results(value)
+            return flat_results(value)
+        return [*(flat_results(value) if subject.returns else []), *subject.written_tensors(call)]
+
+    with torch.no_grad(), contextlib.suppress(NotImplementedError):
+        expected = Expectation(run_reference(call.copy()), call, run_reference)
         if message := first_difference(expected, actual):
             fault = f"a different result than the reference: {message}, for {subject.base_name}{call}"
             yield Fault("values", fault, fixes.WRONG_VALUES)
@@ -266,7 +269,12 @@ class _PartialCalls:
         actual = attempt(subject.run_copy, self.part(size))
         if isinstance(actual, Exception):
             return None
-        return first_difference([self.narrow(value, size) for value in self.results], actual)
+
+        def narrowed(values: list[Any]) -> list[Any]:
+            return [self.narrow(value, size) for value in values]
+
+        expected = Expectation(narrowed(self.results), self.full_call, lambda call: narrowed(subject.run(call)))
+        return first_difference(expected, actual)
 
 
 def _find_parts(subject: Subject, full_call: OperatorCall, size: int) -> _PartialCalls | None:

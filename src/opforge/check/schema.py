@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from opforge.check.differences import tensor_difference
+from opforge.check.differences import first_difference
 from opforge.check.findings import KIND_CONTENTS, Finding, Findings, failed, note
 from opforge.check.operator_call import copy_with_layout, flat_results
 from opforge.check.subject import Subject
@@ -52,7 +52,7 @@ def _describe_change(before: list[Any], after: list[Any]) -> str:
         if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
             if old.shape != new.shape or old.stride() != new.stride():
                 return f"its shape is {list(new.shape)} instead of {list(old.shape)}"
-            if message := tensor_difference(old, new, exact=True):
+            if message := first_difference([old], [new]):
                 return message
     return ""
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from opforge.check.differences import first_difference
+from opforge.check.differences import Expectation, first_difference
 from opforge.check.findings import KIND_CONTENTS, Findings, failed, note, skipped
 from opforge.check.operator_call import OperatorCall, flat_results, similar_tensor
 from opforge.check.subject import Subject, attempt, describe_error
@@ -89,13 +89,21 @@ def _describe_fault(subject: Subject, call: OperatorCall, dims: tuple[int | None
         value = subject.overload(*args, **call.kwargs)
         return tuple(flat_results(value))
 
+    def run_singly(batch: OperatorCall) -> list[Any]:
+        """Return the stacked results of the calls in a batch."""
+        rows = [
+            [t if d is None else t.select(d, i).contiguous() for t, d in zip(batch.tensors, dims, strict=True)]
+            for i in range(_BATCH)
+        ]
+        columns = zip(*(subject.results(call.with_tensors(row)) for row in rows), strict=True)
+        return [torch.stack(column) for column in columns]
+
     batched_call = call.with_tensors(batched)
     with torch.no_grad():
-        expected = attempt(lambda: [subject.results(single) for single in map(call.with_tensors, singles)])
+        expected = attempt(run_singly, batched_call)
         if isinstance(expected, Exception):  # it refuses these contents
             return None
         actual = attempt(torch.vmap(function, in_dims=in_dims), *batched_call.args)
         if isinstance(actual, Exception):
             return f"the rule raises {describe_error(actual)}"
-    stacked = [torch.stack(column) for column in zip(*expected, strict=True)]
-    return first_difference(stacked, list(actual)) or None
+    return first_difference(Expectation(expected, batched_call, run_singly), list(actual)) or None

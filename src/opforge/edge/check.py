@@ -98,8 +98,8 @@ class PlannedRun:
     folder: Path
     inputs: tuple[Any, ...]
     expected: tuple[Any, ...]
-    exact: tuple[Any, ...] | None
-    """Results in float64, if the model runs in it."""
+    place: tuple[int, int] = (0, 0)
+    """Position among the model's case groups, and in its group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +122,20 @@ class CheckedPrograms(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedRuns(Message):
-    """Runs with results to compare."""
+class FinishedRun:
+    """A run with results to compare."""
 
-    runs: tuple[PlannedRun, ...]
+    planned: PlannedRun
+    calls: int
+    """How many kernels ran; between them, results are rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRuns(Message):
+    """Runs to compare, and the folder that defines what is right."""
+
+    folder: FolderQuestion
+    runs: tuple[FinishedRun, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +163,8 @@ def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> 
     work.mkdir(parents=True)
     timer = _StepTimer()
     progress("exporting", 0, _STEPS)
-    programs = _prepared(folder, model, work)
+    question = _question(folder, model, work)
+    programs = ask(prepare_programs, question, label=f"exporting {path / MODEL_FILE}").programs
     timer.lap("export")
     used = sorted({name for program in programs for name in custom_operators(program.operators)})
     if not used and not any(program.error for program in programs):
@@ -180,7 +191,7 @@ def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> 
     timer.lap("run")
     progress("comparing", 3, _STEPS)
     rows = [CheckRow(program.example, program.kind, "error", program.error) for program in programs if program.error]
-    rows += _judged(planned, ran[: len(planned)])
+    rows += _judged(question, planned, ran[: len(planned)])
     rows += [run.judged(result) for run, result in zip(negative, ran[len(planned) :], strict=True)]
     timer.lap("compare")
     versions = {"executorch": package.version, "torch": cache.torch_version()}
@@ -201,11 +212,9 @@ class _StepTimer:
         self._last = now
 
 
-def _prepared(folder: OperatorFolder, target: ModelTarget, work: Path) -> tuple[CheckedProgram, ...]:
+def _question(folder: OperatorFolder, target: ModelTarget, work: Path) -> FolderQuestion:
     path = folder.path / DEFINITIONS_FILE
-    definitions = path.resolve() if path.is_file() else None
-    question = FolderQuestion(definitions, folder.entries, target, work.resolve())
-    return ask(prepare_programs, question, label=f"exporting {folder.path / MODEL_FILE}").programs
+    return FolderQuestion(path.resolve() if path.is_file() else None, folder.entries, target, work.resolve())
 
 
 def prepare_programs(question: FolderQuestion) -> CheckedPrograms:
@@ -213,27 +222,21 @@ def prepare_programs(question: FolderQuestion) -> CheckedPrograms:
 
     A step of the child. The operators are compared with the entries of the YAML file.
     """
-    import torch
+    from opforge.edge import model_cases
 
-    from opforge.edge import model_cases, model_loading
-
-    torch.manual_seed(0)
-    if question.definitions is not None:
-        model_loading.import_definitions(question.definitions)
-        model_loading.check_schemas(question.entries, question.definitions.name)
-    loaded = model_loading.load_model(question.target)
+    loaded, groups = model_cases.load_groups(question)
     programs = (
-        model_cases.export_group(loaded, group, question.entries, question.out / f"{number}.pte")
-        for number, group in enumerate(model_cases.case_groups(loaded))
+        model_cases.export_group(loaded, group, question.entries, question.out / f"{number}.pte", number)
+        for number, group in enumerate(groups)
     )
     return CheckedPrograms(tuple(programs))
 
 
 def compare_results(question: FinishedRuns) -> ResultComparisons:
     """Compare the results of runs with the expected ones: a step of the child."""
-    from opforge.edge.model_cases import compare_run
+    from opforge.edge.model_cases import RunComparer
 
-    return ResultComparisons(tuple(map(compare_run, question.runs)))
+    return ResultComparisons(tuple(map(RunComparer(question.folder).compare, question.runs)))
 
 
 def _refuse_unbound(folder: OperatorFolder, used: Sequence[str]) -> None:
@@ -262,10 +265,15 @@ def _jobs(planned: Sequence[tuple[CheckedProgram, PlannedRun]], built: EdgeLibra
 
 
 def _judged(
-    planned: Sequence[tuple[CheckedProgram, PlannedRun]], results: Sequence[ProgramResult]
+    folder: FolderQuestion, planned: Sequence[tuple[CheckedProgram, PlannedRun]], results: Sequence[ProgramResult]
 ) -> Iterator[CheckRow]:
-    finished = tuple(run for (_, run), result in zip(planned, results, strict=True) if not result.error)
-    compared = iter(ask(compare_results, FinishedRuns(finished), label="comparing results").runs if finished else ())
+    finished = tuple(
+        FinishedRun(run, sum(result.kernels.values()))
+        for (_, run), result in zip(planned, results, strict=True)
+        if not result.error
+    )
+    question = FinishedRuns(folder, finished)
+    compared = iter(ask(compare_results, question, label="comparing results").runs if finished else ())
     for (program, run), result in zip(planned, results, strict=True):
         if result.error:
             verdict = "crashed" if " died of " in result.error else "error"

@@ -6,26 +6,35 @@ Each case is exported as a program of its own. Dynamic programs serve many sizes
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from opforge.cases.tensors import same_bytes
 from opforge.edge.bindings import BindingEntry
-from opforge.edge.check import CheckedProgram, PlannedRun, ResultComparison
+from opforge.edge.check import CheckedProgram, FinishedRun, FolderQuestion, PlannedRun, ResultComparison
 from opforge.edge.child import user_code
 from opforge.edge.export import DynamicRanges
 from opforge.edge.model_loading import (
     ModelLoadError,
     ModelToExport,
     call_user_function,
+    check_schemas,
+    import_definitions,
+    load_model,
     order_inputs,
     refuse_decomposed,
 )
 from opforge.edge.program_inputs import flatten, inputs_text, load_values, save_tensors
 from opforge.errors import OpforgeError
+from opforge.judge.compare.numerics import reduction_length
+from opforge.judge.reference.aten import CallOutcome, Float64Answers, widen_dtypes
+from opforge.models.tensor_comparison import compare
+from opforge.runtime.trees import instances, map_instances
 
 Inputs = tuple[Any, ...]
 
@@ -81,6 +90,19 @@ def _dynamic_ranges(loaded_model: ModelToExport) -> DynamicRanges:
     return ranges
 
 
+def load_groups(question: FolderQuestion) -> tuple[ModelToExport, list[CaseGroup]]:
+    """Import a folder's operators, compare them with its YAML file, and load its model and cases.
+
+    The random numbers that its code draws are the same each time.
+    """
+    torch.manual_seed(0)
+    if question.definitions is not None:
+        import_definitions(question.definitions)
+        check_schemas(question.entries, question.definitions.name)
+    loaded = load_model(question.target)
+    return loaded, case_groups(loaded)
+
+
 def case_groups(loaded_model: ModelToExport) -> list[CaseGroup]:
     """Return the programs to export: one for each case, and the dynamic ones.
 
@@ -132,7 +154,7 @@ def _resized_case(names: list[str], case: Inputs, ranges: DynamicRanges, end: in
 
 
 def export_group(
-    loaded_model: ModelToExport, group: CaseGroup, entries: Sequence[BindingEntry], path: Path
+    loaded_model: ModelToExport, group: CaseGroup, entries: Sequence[BindingEntry], path: Path, number: int
 ) -> CheckedProgram:
     """Export the program of a group to a file, and save the inputs and expected results of its runs."""
     from opforge.edge.lowering import lower  # takes seconds to import
@@ -144,71 +166,122 @@ def export_group(
     except OpforgeError as error:
         return CheckedProgram(group.kind, example, error=str(error))
     path.write_bytes(lowered.data)
-    folders = (path.with_name(f"{path.stem}-{index}") for index in range(len(group.inputs)))
-    runs = tuple(_planned_run(loaded_model, case, folder) for case, folder in zip(group.inputs, folders, strict=True))
+    runs = tuple(
+        _planned_run(loaded_model, case, path.with_name(f"{path.stem}-{index}"), (number, index))
+        for index, case in enumerate(group.inputs)
+    )
     return CheckedProgram(group.kind, example, path, lowered.operators, runs)
 
 
-def _planned_run(loaded_model: ModelToExport, case: Inputs, folder: Path) -> PlannedRun:
+def _planned_run(loaded_model: ModelToExport, case: Inputs, folder: Path, place: tuple[int, int]) -> PlannedRun:
     """Save the inputs of a run and its expected results."""
     folder.mkdir()
-    expected, exact = _reference_results(loaded_model.model, case)
+    with user_code(_eager_error):
+        expected = _run_eagerly(loaded_model.model, case)
     return PlannedRun(
         inputs_text(case),
         folder,
         save_tensors(folder / "inputs.safetensors", flatten(case)),
         save_tensors(folder / "expected.safetensors", expected),
-        save_tensors(folder / "exact.safetensors", exact) if exact is not None else None,
+        place,
     )
-
-
-def _reference_results(model: torch.nn.Module, case: Inputs) -> tuple[list[Any], list[Any] | None]:
-    """Return a model's results in eager PyTorch, and in float64 if it can run so.
-
-    The inputs are not changed.
-    """
-    with torch.no_grad():
-        with user_code(_eager_error):
-            results = flatten(model(*copy.deepcopy(case)))
-        try:
-            wide = flatten(copy.deepcopy(model).double()(*torch.utils._pytree.tree_map(_widened, case)))  # noqa: SLF001
-        except Exception:  # noqa: BLE001  # not every model can; eager alone is the reference then
-            return results, None
-    shapes, wide_shapes = ([getattr(value, "shape", None) for value in values] for values in (results, wide))
-    return results, wide if shapes == wide_shapes else None
 
 
 def _eager_error(error: Exception) -> ModelLoadError:
     return ModelLoadError(f"the model raised in eager PyTorch: {type(error).__name__}: {error}")
 
 
-def _widened(value: Any) -> Any:
-    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else copy.deepcopy(value)
+def _run_eagerly(model: torch.nn.Module, inputs: Inputs) -> list[Any]:
+    """Return a model's results in eager PyTorch; the inputs are not changed."""
+    with torch.no_grad():
+        return flatten(model(*copy.deepcopy(inputs)))
 
 
-def compare_run(run: PlannedRun) -> ResultComparison:
-    """Compare the results of a run with eager PyTorch.
+@dataclass(frozen=True, slots=True)
+class EagerCall:
+    """A model's run in eager PyTorch, as the reference of a comparison."""
 
-    The tolerance comes from eager PyTorch's own error against float64.
+    model: torch.nn.Module
+    inputs: Inputs
+    reproducible: bool
+    """Whether the model gives the expected results again."""
+
+    def run(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> CallOutcome:
+        """Run the model, from changed weights and inputs if ``change`` is given."""
+        model, inputs = copy.deepcopy(self.model), copy.deepcopy(self.inputs)
+        if change is not None:
+            for weight in (*model.parameters(), *model.buffers()):
+                weight.data = change(weight.data)
+            inputs = widen_dtypes(map_instances(inputs, torch.Tensor, change))
+        try:
+            return CallOutcome([], _run_eagerly(model, inputs))
+        except Exception as error:  # noqa: BLE001  # not every model runs in float64
+            return CallOutcome([], raised=error)
+
+    def rounds_internally(self) -> bool:
+        """Whether the float64 results are none of this model's."""
+        return not self.reproducible
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the inputs and weights."""
+        return [*instances(self.inputs, torch.Tensor), *self.model.parameters(), *self.model.buffers()]
+
+
+@dataclass
+class RunComparer:
+    """Compares the results of runs with eager PyTorch, by the judge's bounds.
+
+    The model is loaded if a result differs from the expected one.
     """
-    from opforge.models.tensor_comparison import compare
 
-    expected = load_values(run.folder / "expected.safetensors", run.expected)
-    exact: list[Any] = [None] * len(expected)
-    if run.exact is not None:
-        exact = load_values(run.folder / "exact.safetensors", run.exact)
-    results = load_values(run.folder / "results.safetensors", [None] * len(expected))
-    reasons, difference = [], 0.0
-    for number, (ours, eager, wide) in enumerate(zip(results, expected, exact, strict=True)):
-        if not isinstance(eager, torch.Tensor):
-            continue  # a constant of the program
-        if not isinstance(ours, torch.Tensor):
-            reasons.append(f"result {number} is not a tensor")
-            continue
-        compared = compare(f"result {number}", ours, eager, wide if isinstance(wide, torch.Tensor) else None)
-        reasons += [] if compared.passed else [compared.reason]
-        difference = max(difference, _difference(ours, eager))
-    return ResultComparison("; ".join(reasons), difference)
+    folder: FolderQuestion
+
+    @cached_property
+    def _loaded(self) -> tuple[ModelToExport, list[CaseGroup]]:
+        return load_groups(self.folder)
+
+    def compare(self, run: FinishedRun) -> ResultComparison:
+        """Compare the results of a run; constants of the program are not results."""
+        folder = run.planned.folder
+        expected = load_values(folder / "expected.safetensors", run.planned.expected)
+        results = load_values(folder / "results.safetensors", [None] * len(expected))
+        pairs = [
+            (number, ours, eager)
+            for number, (ours, eager) in enumerate(zip(results, expected, strict=True))
+            if isinstance(eager, torch.Tensor) and not (isinstance(ours, torch.Tensor) and _same(ours, eager))
+        ]
+        if not pairs:
+            return ResultComparison("", 0.0)
+        call = self._call(run.planned, expected)
+        reasons, difference = [], 0.0
+        for number, ours, eager in pairs:
+            if not isinstance(ours, torch.Tensor):
+                reasons.append(f"result {number} is not a tensor")
+                continue
+            index = sum(isinstance(value, torch.Tensor) for value in expected[:number])
+            length = reduction_length(call.tensors, eager)
+            compared = compare(
+                f"result {number}", ours, eager, Float64Answers(call), index,
+                reduction_length=length, rounds_between=run.calls > 1, reference_name="eager PyTorch",
+            )  # fmt: skip
+            reasons += [] if compared.passed else [compared.reason]
+            difference = max(difference, _difference(ours, eager))
+        return ResultComparison("; ".join(reasons), difference)
+
+    def _call(self, planned: PlannedRun, expected: list[Any]) -> EagerCall:
+        loaded, groups = self._loaded
+        group, index = planned.place
+        _leaves, structure = torch.utils._pytree.tree_flatten(groups[group].inputs[index])  # noqa: SLF001
+        leaves = load_values(planned.folder / "inputs.safetensors", planned.inputs)
+        inputs = torch.utils._pytree.tree_unflatten(leaves, structure)  # noqa: SLF001
+        again = _run_eagerly(loaded.model, inputs)
+        same = all(_same(*pair) for pair in zip(again, expected, strict=True) if isinstance(pair[1], torch.Tensor))
+        return EagerCall(loaded.model, inputs, same)
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.dtype == right.dtype and left.shape == right.shape and same_bytes(left, right)
 
 
 def _difference(ours: torch.Tensor, eager: torch.Tensor) -> float:

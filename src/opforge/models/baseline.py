@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 import torch
 
 from opforge.models.model_process import ModelProcess, ModelProcessError
-from opforge.models.tensor_comparison import Magnitude, TensorComparison, compare, error_of, float64_disagrees
+from opforge.models.tensor_comparison import (
+    MeasuredAnswers,
+    TensorComparison,
+    compare,
+    elementwise_error,
+    float64_disagrees,
+)
 
 _PERTURBATION_SEEDS = range(1, 9)
 """Seeds of the perturbations of weights and inputs, to measure ATen's own error several times."""
@@ -27,7 +33,7 @@ class Baseline:
     exact: ModelProcess | None
     """None if the model does not run in float64, or takes another path there."""
     notes: list[str] = field(default_factory=list)
-    _aten_errors: dict[str, Magnitude] | None = None
+    _aten_errors: dict[str, torch.Tensor] | None = None
 
     def drop_disagreeing_float64(self) -> None:
         """Drop the float64 run if its outputs are not those of the same model."""
@@ -45,7 +51,7 @@ class Baseline:
     def compare(self, process: ModelProcess, on_status: StatusCallback) -> list[TensorComparison]:
         """Compare all results of a run with kernels to this baseline, in order."""
         compared = [self._compared(name, kernel, aten, exact) for name, kernel, aten, exact in self._triples(process)]
-        if self._aten_errors is None and not all(c.passed or c.fault for c in compared):
+        if self._aten_errors is None and not all(c.passed for c in compared):
             on_status("measuring ATen's own error several times")
             self._aten_errors = self._measure_aten_errors()
             compared = [
@@ -54,14 +60,13 @@ class Baseline:
         missing = [name for name in self.aten.results if name not in process.results]
         added = [name for name in process.results if name not in self.aten.results]
         faults = [(name, "is missing") for name in missing] + [(name, "is there, and ATen has none") for name in added]
-        return compared + [
-            TensorComparison(name, Magnitude(), Magnitude(), Magnitude(), fault) for name, fault in faults
-        ]
+        return compared + [TensorComparison(name, f"{name} {fault}") for name, fault in faults]
 
     def _compared(
         self, name: str, kernel: torch.Tensor, aten: torch.Tensor, exact: torch.Tensor | None
     ) -> TensorComparison:
-        return compare(name, kernel, aten, exact, (self._aten_errors or {}).get(name))
+        answers = MeasuredAnswers(aten, exact, (self._aten_errors or {}).get(name))
+        return compare(name, kernel, aten, answers, may_differ=answers.may_differ)
 
     def _triples(self, process: ModelProcess) -> Iterator[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
         names = [name for name in self.aten.results if name in process.results]
@@ -80,19 +85,19 @@ class Baseline:
         for name in names:
             yield next(tensors) if name in usable else None
 
-    def _measure_aten_errors(self) -> dict[str, Magnitude]:
-        """Return ATen's largest error by name, over runs from perturbed weights and inputs.
+    def _measure_aten_errors(self) -> dict[str, torch.Tensor]:
+        """Return ATen's largest error in each element by name, over runs from perturbed weights and inputs.
 
         Afterwards, all processes have run from the original ones again.
         """
-        errors: dict[str, Magnitude] = {}
+        errors: dict[str, torch.Tensor] = {}
         unperturbed = {} if self.exact is not None else {name: aten.clone() for name, aten, _ in self._pairs()}
         for move in _PERTURBATION_SEEDS:
             self._run(move)
             for name, aten, exact in self._pairs():
                 if exact is not None or name in unperturbed:
-                    error = error_of(aten, aten, exact if exact is not None else unperturbed[name])
-                    errors[name] = errors.get(name, Magnitude()).maximum(error)
+                    error = elementwise_error(aten, exact if exact is not None else unperturbed[name])
+                    errors[name] = torch.maximum(errors[name], error) if name in errors else error
         self._run(0)
         return errors
 

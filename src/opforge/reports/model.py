@@ -75,11 +75,7 @@ def _results(report: Mapping[str, Any]) -> Iterator[str]:
     if report["reason"]:
         yield f"  [red]{report['verdict']}[/red]: {escape_line(report['reason'])}"
     for row in wrong[:_MAX_WRONG_RESULTS]:
-        description = (
-            row.get("fault")
-            or f"error {row['error']:.3g}, allowed {row['bound']:.3g} (ATen's own {row['aten_error']:.3g})"
-        )
-        yield escape_line(f"  {row['name']}: {description}")
+        yield escape_line(f"  {row['reason']}")
     if len(wrong) > _MAX_WRONG_RESULTS:
         yield f"  … and {len(wrong) - _MAX_WRONG_RESULTS} more (--format json lists all)"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import cmath
 import functools
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +20,7 @@ from opforge.cases.case import Expect
 from opforge.cases.tensors import same_bytes, tensor_from_row
 from opforge.cases.wire import SHORT_DTYPES
 from opforge.judge import forbidden_calls
-from opforge.judge.compare.numerics import Comparison
+from opforge.judge.compare.numerics import Comparison, reduction_length
 from opforge.judge.compare.properties.property_check import Accepted, Results
 from opforge.judge.compare.properties.signed_zeros import zero_signs_matter
 from opforge.judge.compare.uninitialised import uninitialised_elements
@@ -328,7 +327,8 @@ class CaseCheck:
         slack = _GRADIENT_SLACK if isinstance(self.call, GradientCall) else 0.0
         undecided = functools.partial(self._undecided, index)
         return Comparison(
-            kernel, aten, self.exact, index, label, self._reduction_length(aten), undecided, slack, self._authority,
+            kernel, aten, self.exact, index, label, reduction_length(self.aten.inputs, aten), undecided, slack,
+            self._authority,
             zero_signs_matter=not isinstance(self.call, GradientCall)
             and zero_signs_matter(self.op, is_complex=aten.is_complex()),
         )  # fmt: skip
@@ -410,13 +410,6 @@ class CaseCheck:
         return frozenset(
             number for t in instances(self.aten.result, torch.Tensor) for number in self._origins.identical(t)
         )
-
-    def _reduction_length(self, aten: torch.Tensor) -> float:
-        sizes = sorted((t.numel() for t in self.aten.inputs if t.is_floating_point() or t.is_complex()), reverse=True)
-        if not sizes or not aten.numel():
-            return 1.0
-        product = math.sqrt(sizes[0] * sizes[1] / aten.numel()) if len(sizes) > 1 else 1.0
-        return max(1.0, float(sizes[0] / aten.numel()), product)
 
 
 def _device(name: str) -> torch.device:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -47,6 +47,22 @@ class ReferenceRaisedError(Exception):
 
 class ReferenceFaultError(Exception):
     """A user's reference gave no answer to judge a kernel by; the message says what it did."""
+
+
+class RepeatableCall(Protocol):
+    """A call that gives the reference's results, as often as asked."""
+
+    def run(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> CallOutcome:
+        """Call the reference, on changed tensors if ``change`` is given."""
+        ...
+
+    def rounds_internally(self) -> bool:
+        """Whether the float64 form rounds to a narrower dtype on the way."""
+        ...
+
+    def with_kept_inputs(self) -> RepeatableCall:
+        """Return the call with the same tensors for ``change`` each time it is run."""
+        ...
 
 
 def is_not_implemented(error: Exception | None) -> bool:
@@ -131,6 +147,22 @@ class ReferenceCall:
     def rounds_internally(self) -> bool:
         """Whether the float64 form rounds to a narrower dtype on the way; ATen's never do."""
         return False
+
+    def nearby_error(self) -> Exception | None:
+        """Return the exception that moving the inputs by a rounding step causes, or None.
+
+        With one, the call is at the edge of its domain. The inputs move in float64. If ATen rejects
+        float64 on the contents of the case itself, an exception says nothing about an edge.
+        """
+        if replace(self, contents_seed=0).run(widen).raised is not None:
+            return None
+        perturbations = _Perturbations(self)
+        raised = (perturbations.run(seed).raised for seed in PERTURBATION_SEEDS)
+        return next((error for error in raised if error is not None), None)
+
+    def with_kept_inputs(self) -> ReferenceCall:
+        """Return the call with the same tensors each time it is run."""
+        return replace(self, kept_inputs={})
 
     def gradient_call(self) -> GradientCall:
         """Return the call that gives the gradients of this one."""
@@ -229,7 +261,7 @@ def _roughly_equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
 class Float64Answers:
     """Float64 answers to a call, computed on demand."""
 
-    call: ReferenceCall
+    call: RepeatableCall
 
     @cached_property
     def tensors(self) -> list[torch.Tensor] | None:
@@ -245,21 +277,14 @@ class Float64Answers:
         for seed in seeds:
             yield [perturbations.run(seed, step).tensors for step in steps]
 
+    def reruns(self) -> Iterator[list[torch.Tensor]]:
+        """Yield the reference's answers to further runs of the same call, while it answers."""
+        while (tensors := self.call.run().tensors) is not None:
+            yield tensors
+
     def with_gaps(self) -> list[torch.Tensor] | None:
         """Return ATen's answers to inputs with gaps between elements; it takes them one by one."""
         return self.call.run(_add_gaps).tensors
-
-    def nearby_error(self) -> Exception | None:
-        """Return the exception that moving the inputs by a rounding step causes, or None.
-
-        With one, the call is at the edge of its domain. The inputs move in float64. If ATen rejects
-        float64 on the contents of the case itself, an exception says nothing about an edge.
-        """
-        if replace(self.call, contents_seed=0).run(widen).raised is not None:
-            return None
-        perturbations = _Perturbations(self.call)
-        raised = (perturbations.run(seed).raised for seed in PERTURBATION_SEEDS)
-        return next((error for error in raised if error is not None), None)
 
 
 def _add_gaps(tensor: torch.Tensor) -> torch.Tensor:
@@ -273,8 +298,8 @@ class _Perturbations:
     elements.
     """
 
-    def __init__(self, call: ReferenceCall) -> None:
-        self._call = replace(call, kept_inputs={})
+    def __init__(self, call: RepeatableCall) -> None:
+        self._call = call.with_kept_inputs()
         self._wide: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """Inputs and their wide forms, by the input's id, which it keeps as long as it is here."""
         self._seed = 0

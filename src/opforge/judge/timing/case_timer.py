@@ -16,7 +16,7 @@ from opforge.judge.batch import Batch, BatchEntry
 from opforge.judge.compare.contract import CaseCheck, has_many_values
 from opforge.judge.facts import facts_of
 from opforge.judge.kernel_worker import KernelWorker, WorkerConfig
-from opforge.judge.reference.aten import CallOutcome, Float64Answers, ReferenceFaultError
+from opforge.judge.reference.aten import CallOutcome, ReferenceFaultError
 from opforge.judge.reference.user import UserCall, UserReference, load_reference
 from opforge.judge.roofline import bound
 from opforge.judge.roofline.peaks import Peaks
@@ -259,7 +259,7 @@ def _judge_timed_result(
 
 def _require_in_domain(entry: BatchEntry, seed: int) -> None:
     """Raise BaselineError if ATen raises one rounding step away from contents with a seed."""
-    raised = Float64Answers(replace(entry.call, contents_seed=seed)).nearby_error()
+    raised = replace(entry.call, contents_seed=seed).nearby_error()
     if raised is not None:
         text = f"it raised {type(raised).__name__}: {raised} (contents moved by a rounding step)"
         raise gpu_race.BaselineError(text)
