@@ -67,6 +67,7 @@ def steps(place: Path, count: int, repeats: int) -> None:
     from opforge.edge.export import export_model, parse_target
     from opforge.edge.init import make_folder
     from opforge.edge.run import ProgramJob, run_program
+    from opforge.edge.toolchain import BuildOptions
 
     path, program = place / "ops", place / "one.pte"
     make_folder(path, "my_ops", [f"mul{number}" for number in range(count)])
@@ -87,7 +88,7 @@ def steps(place: Path, count: int, repeats: int) -> None:
         tool: timed(
             f"generate, compile a library, {tool}, 1 of {count}",
             repeats,
-            lambda t=tool: build.build(folder, part, place / t, tool=t),
+            lambda t=tool: build.build(folder, part, place / t, BuildOptions(t)),
         )
         for tool in ("direct", "cmake")
     }

@@ -60,6 +60,25 @@ def make(folder: Path, *names: str, together: bool = False) -> Path:
     return folder
 
 
+SPECIALIZED = """
+- func: my_ops::mul3.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)
+  type_alias:
+    F: [Float]
+    I: [Int, Long]
+  dim_order_alias:
+    D1: [0]
+    D2: [0, 1]
+  kernels:
+    - arg_meta: null
+      kernel_name: my_ops::mul3_out
+    - arg_meta: {x: [F, D1], out: [F, D1]}
+      kernel_name: my_ops::mul3_row
+    - arg_meta: {x: [I, D2], out: [I, D2]}
+      kernel_name: my_ops::mul3_integers
+"""
+"""The YAML file of an operator with three kernels."""
+
+
 OVERRIDES = f"""
 {HEAD}
 #include <executorch/runtime/kernel/operator_registry.h>

@@ -20,6 +20,12 @@ def entry(func: str = MUL3, meta: str = "null", kernel: str = "my_ops::mul3_out"
     return f"- func: {func}\n  kernels:\n    - arg_meta: {meta}\n      kernel_name: {kernel}\n"
 
 
+def special(*metas: str, types: str = "[Float, Int]", order: str = "[0, 1]") -> str:
+    """Return an entry with a kernel for each arg_meta."""
+    kernels = "".join(f"    - arg_meta: {meta}\n      kernel_name: my_ops::mul3_{n}\n" for n, meta in enumerate(metas))
+    return f"- func: {MUL3}\n  type_alias:\n    T0: {types}\n  dim_order_alias:\n    D0: {order}\n  kernels:\n{kernels}"
+
+
 def written(folder: Path, text: str) -> Path:
     path = folder / "ops.yaml"
     path.write_text(text)
@@ -29,7 +35,7 @@ def written(folder: Path, text: str) -> Path:
 def test_an_entry_names_operator_and_function(tmp_path):
     (found,) = read_bindings(written(tmp_path, entry()))
     assert (found.name, found.namespace) == ("my_ops::mul3.out", "my_ops")
-    assert found.cpp_function == "my_ops::native::mul3_out"
+    assert found.kernels[0].cpp_function == "my_ops::native::mul3_out"
     assert found.schema == MUL3
 
 
@@ -39,7 +45,13 @@ def test_an_entry_names_operator_and_function(tmp_path):
         pytest.param("", "holds no operators", id="empty"),
         pytest.param("- [", "is not YAML", id="no-yaml"),
         pytest.param("- kernels: []\n", "has no func", id="no-func"),
-        pytest.param(entry(meta="{T: [Float]}"), "only null works", id="arg_meta"),
+        pytest.param(entry(meta="{T: [Float]}"), "names the tensors of the schema in order", id="arg_meta"),
+        pytest.param(entry(meta="{x: Float, out: Float}"), "the names of a type_alias", id="no-alias"),
+        pytest.param(entry(meta="{x: [T0, D0], out: [T0, D0]}"), "does not define 'T0'", id="unknown-alias"),
+        pytest.param(special("{x: [T0, D0], out: [T0, D0]}", types="[Half]"), "allowed: a list of dtypes", id="dtype"),
+        pytest.param(special("{x: [T0, D0], out: [T0, D0]}", order="[0, 2]"), "a list of dimensions", id="order"),
+        pytest.param(special(*["{x: [T0, D0], out: [T0, D0]}"] * 2), "serve the same", id="same-twice"),
+        pytest.param(special("null", "null"), "serve the same: arg_meta null", id="two-defaults"),
         pytest.param(entry(kernel="mul3_out"), "it is namespace::function", id="kernel-without-namespace"),
         pytest.param(entry(kernel="my_ops::native::mul3_out"), "write my_ops::mul3_out", id="native-twice"),
         pytest.param(entry() + entry(kernel="my_ops::other"), "binds my_ops::mul3.out twice", id="twice"),
@@ -50,7 +62,7 @@ def test_an_entry_names_operator_and_function(tmp_path):
         pytest.param(entry(MUL3.replace("my_ops::", "")), "not an operator with its namespace", id="no-namespace"),
         pytest.param(entry("my_ops::mul3(Tensor x) -> Tensor"), "the runtime calls the out variant", id="functional"),
         pytest.param(entry("my_ops::mul3.out(Tensr x) -> Tensor"), "is not a schema", id="no-schema"),
-        pytest.param(f"- func: {MUL3}\n", "must have one entry under kernels", id="no-kernels"),
+        pytest.param(f"- func: {MUL3}\n", "must have kernels, each with", id="no-kernels"),
         pytest.param(entry() + "  tags: core\n", "the field 'tags'", id="unknown-field"),
     ],
 )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import platform
+import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -20,6 +23,8 @@ from opforge.edge.build import (
     library_product,
     read_folder,
 )
+from opforge.edge.elf import loaded_bytes, machine
+from opforge.edge.toolchain import BuildOptions
 from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels.native.compiler import BuildError
 from tests.command import opforge
@@ -56,7 +61,7 @@ def stripped(library: Path) -> bytes:
 @pytest.mark.parametrize("tool", toolchain.TOOLS)
 def test_a_library_has_what_is_selected_and_nothing_of_the_rest(folder, tool):
     opened = read_folder(folder)
-    both = build(opened, select_all(opened.entries), tool=tool)
+    both = build(opened, select_all(opened.entries), options=BuildOptions(tool))
     assert both.operators == ("my_ops::mul3.out", "my_ops::also3.out")
     assert "my_ops::native::also3_out" in symbols(both.library)
     (folder / "ops.py").unlink()  # it is for exports, and importing it takes seconds
@@ -64,12 +69,15 @@ def test_a_library_has_what_is_selected_and_nothing_of_the_rest(folder, tool):
     assert done.returncode == 0, done.stderr
     one = folder / "one" / both.library.name
     first, *rest = done.stdout.splitlines()
-    assert first.startswith(f"{one}  {one.stat().st_size} bytes, {tool}, built in ")
+    assert first.startswith(
+        f"{one}  {one.stat().st_size} bytes ({loaded_bytes(one)} of code and data), {tool}, built in "
+    )
     assert rest == ["registers  my_ops::mul3.out (named)", "left out   my_ops::also3.out"]
     assert "my_ops::native::mul3_out" in symbols(one)
     assert "also3" not in symbols(one)
     assert b"also3" not in stripped(one)
     assert one.stat().st_size < both.bytes
+    assert loaded_bytes(one) < both.loaded_bytes
 
 
 @pytest.mark.slow
@@ -86,7 +94,9 @@ def test_a_library_is_compiled_once_for_each_content(single):
     source.write_text(source.read_text().replace("common.h", "../../outside.h"))
     made = single / "build" / "generated"
     product = library_product(opened, GeneratedCode(made / SOURCE_NAME, made, ()))
-    assert _key(opened, product, "direct") is None, "what lies outside the folder may change unseen: it is never kept"
+    assert _key(opened, product, BuildOptions()) is None, (
+        "what lies outside the folder may change unseen: it is never kept"
+    )
 
 
 @pytest.mark.slow
@@ -119,7 +129,7 @@ def test_a_source_that_does_not_compile_is_named_with_its_line(single):
 
 
 def test_what_the_generator_leaves_out_is_noticed(folder):
-    with pytest.raises(BindingError, match=r"omitted my_ops::mul33.out"):
+    with pytest.raises(BindingError, match=r"my_ops::mul33.out is selected, and .* has no entry"):
         generate_registration(
             folder / "ops.yaml", Selection(("my_ops::mul3.out", "my_ops::mul33.out"), "test"), folder / "made"
         )
@@ -164,9 +174,52 @@ def test_a_missing_compiler_and_a_missing_cmake_are_named(folder, monkeypatch, t
             build(opened, select_all(opened.entries))
     monkeypatch.setattr(toolchain, "_program", lambda _name: None)
     with pytest.raises(OpforgeError, match="pip install cmake"):
-        build(opened, select_all(opened.entries), tool="cmake")
+        build(opened, select_all(opened.entries), options=BuildOptions("cmake"))
     with pytest.raises(OpforgeError, match="unknown build tool 'make'"):
-        build(opened, select_all(opened.entries), tool="make")
+        build(opened, select_all(opened.entries), options=BuildOptions("make"))
+
+
+def test_kernels_of_their_own_for_dtypes_have_keys_as_the_runtime_makes_them(single):
+    (single / "ops.yaml").write_text(folders.SPECIALIZED)
+    made = generate_registration(single / "ops.yaml", Selection(("my_ops::mul3.out",), "test"), single / "made")
+    keys = re.findall(r'"v1/(.*)"', made.source.read_text())
+    assert sorted(keys) == ["3;0,1|3;0,1|3;0,1", "4;0,1|4;0,1|4;0,1", "6;0|6;0|6;0"], "the result is the last one again"
+    calls = re.findall(r"my_ops::native::(\w+)\(context", made.source.read_text())
+    assert sorted(calls) == ["mul3_integers", "mul3_integers", "mul3_out", "mul3_row"]
+    header = (single / "made" / "NativeFunctions.h").read_text()
+    assert all(f" {name}(torch::executor::KernelRuntimeContext" in header for name in set(calls))
+
+
+TOOLCHAIN = """set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR {machine})
+set(CMAKE_CXX_COMPILER {compiler})
+"""
+
+
+@pytest.mark.slow
+def test_a_toolchain_file_says_what_compiles_and_for_what(single):
+    (single / "ops.py").unlink()
+    here = single / "here.cmake"
+    here.write_text(TOOLCHAIN.format(machine=platform.machine(), compiler=shutil.which("c++")))
+    done = opforge("edge", "build", str(single), "--toolchain", str(here), "--out", str(single / "out"))
+    assert done.returncode == 0, done.stderr
+    library = single / "out" / "one_kernels.so"
+    assert machine(library) == platform.machine()
+    assert ", cmake, built in " in done.stdout
+    assert "my_ops::native::mul3_out" in symbols(library)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("aarch64-linux-gnu-g++") is None or platform.machine() == "aarch64", reason="no cross compiler"
+)
+def test_libraries_for_another_machine_are_asked_for(single):
+    (single / "ops.py").unlink()
+    there = single / "there.cmake"
+    there.write_text(TOOLCHAIN.format(machine="aarch64", compiler="aarch64-linux-gnu-g++"))
+    done = opforge("edge", "build", str(single), "--toolchain", str(there))
+    assert done.returncode == 1
+    assert "give the target's ExecuTorch package with --executorch" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -177,6 +230,9 @@ def test_a_missing_compiler_and_a_missing_cmake_are_named(folder, monkeypatch, t
         (("--ops", "mul33"), "unknown operator 'mul33'"),
         (("--with", "make"), "allowed: direct, cmake"),
         (("--format", "xml"), "allowed: text, json"),
+        (("--toolchain", "none.cmake"), "there is no toolchain file 'none.cmake'"),
+        (("--executorch", "arm"), "needs --toolchain FILE"),
+        (("--toolchain", __file__, "--executorch", "arm"), "'arm' is not an ExecuTorch package"),
     ],
 )
 def test_words_that_cannot_be_meant_are_refused(folder, words, said):

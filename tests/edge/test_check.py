@@ -101,6 +101,12 @@ def test_the_trace_proves_that_each_kernel_ran(report):
     assert all(row["kernels"] == ran for row in report["rows"] if row["kind"] in ("static", "dynamic"))
 
 
+def test_each_call_is_judged_by_itself_too(report):
+    (row,) = rows(report, "calls").values()
+    assert (row["case"], row["verdict"]) == ("4 calls, each by itself", "wrong")
+    assert row["reason"].startswith("my_ops::wrong_ints(T([2, 3], i32)), result ")
+
+
 def test_each_operator_is_missed_when_it_is_left_out(report):
     without = [row for row in report["rows"] if row["kind"].startswith("without")]
     assert sorted((row["kind"], row["verdict"]) for row in without) == [
@@ -129,7 +135,7 @@ def test_the_same_in_words(found, say):
     assert "without my_ops::unsized.out  passed  missing, as expected" in lines
     passed = sum(row.verdict == "passed" for row in found.rows)
     assert lines[-2] == f"{passed} passed, {len(found.rows) - passed} wrong"
-    assert lines[-1].startswith("seconds    export ")
+    assert lines[-1].startswith("seconds    build ")
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from opforge.edge import export as export_module
 from opforge.edge import lowering
 from opforge.edge import run as run_module
-from opforge.edge.bindings import BindingEntry, BindingError, select_all, select_for_model, select_names
+from opforge.edge.bindings import BindingEntry, BindingError, KernelBinding, select_all, select_for_model, select_names
 from opforge.edge.build import build, read_folder
 from opforge.edge.export import ExportRequest, ExportResult, write_program
 from opforge.edge.model_loading import refuse_decomposed
@@ -94,7 +94,7 @@ def test_a_model_that_cannot_be_exported_is_told_why(exports, model, said):
 def test_a_composite_operator_is_taken_apart_and_that_is_noticed(exports):
     assert "without my_ops::composite" in exports.said["composite"]
     assert not any(name.startswith("my_ops::") for name in exports.said["composite"])
-    entry = BindingEntry("my_ops::composite.out", "", "my_ops::composite_out")
+    entry = BindingEntry("my_ops::composite.out", "", (KernelBinding("my_ops::composite_out"),))
     with pytest.raises(BindingError, match="my_ops::composite is in the model but not in the program"):
         refuse_decomposed([entry], ["my_ops::composite"])
     refuse_decomposed([entry], ["my_ops::another"])
@@ -143,6 +143,24 @@ def test_xnnpack_parts_are_delegated_beside_a_custom_operator(exports, ran):
     assert ran["delegated"].error == ""
     assert ran["delegated"].kernels == {"my_ops::mul3.out": 1}
     assert ran["delegated"].results[0].first == pytest.approx([36.0] * 6, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_kernel_of_its_own_for_a_dtype_and_dimension_order_is_called(exports, tmp_path):
+    folder = folders.make(tmp_path / "special", "mul3")
+    (folder / "ops.yaml").write_text(
+        folders.SPECIALIZED.replace("F: [Float]", "F: [Double]").replace("I: [Int, Long]", "I: [Float]")
+    )
+    source = (folder / "kernels" / "mul3.cpp").read_text()
+    for name, added in (("mul3_row", 100), ("mul3_integers", 200)):
+        (folder / "kernels" / f"{name}.cpp").write_text(
+            source.replace("mul3_out", name).replace("* 3)", f"* 3 + {added})")
+        )
+    opened = read_folder(folder)
+    library = build(opened, select_all(opened.entries)).library
+    (ran,) = run_programs([ProgramJob(exports["mul3"], (library,), "T([4, 3], f32)")])
+    assert ran.error == ""
+    assert min(ran.results[0].first) > 100, "the program's x is float32 with two dimensions"
 
 
 def test_without_what_delegation_needs_it_is_named(monkeypatch):

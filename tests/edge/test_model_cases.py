@@ -34,8 +34,8 @@ def verdict(tmp_path: Path, dtype: str, steps: int, *, more: str = "", calls: in
     """Return the reason why a result is wrong that has one element some rounding steps too large."""
     (tmp_path / "model.py").write_text(MODEL.format(dtype=dtype, more=more))
     question = FolderQuestion(None, (), parse_target(str(tmp_path / "model.py")), tmp_path)
-    loaded, (group,) = load_groups(question)
-    planned = _planned_run(loaded, group.example, tmp_path / "run", (0, 0))
+    _loaded, (group,) = load_groups(question)
+    planned = _planned_run(group, group.example, tmp_path / "run", (0, 0))
     results = load_file(tmp_path / "run" / "expected.safetensors")
     words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[results["0"].element_size()]
     results["0"].view(words)[1] += steps

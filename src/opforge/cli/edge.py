@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
     from opforge.edge.build import EdgeLibrary, OperatorFolder
     from opforge.edge.check import CheckRow, EdgeCheckReport
     from opforge.edge.run import ProgramOutput
+    from opforge.edge.toolchain import BuildOptions
 
 _FORMAT = typer.Option("--format", help="text or json.")
 _WITH = typer.Option("--with", help="Build tool: direct (calls the compiler) or cmake.")
+_TOOLCHAIN = typer.Option(help="A toolchain file of CMake's: compile for another machine, with cmake.")
+_EXECUTORCH = typer.Option(help="The other machine's ExecuTorch package, unpacked (with --toolchain).")
 edge = typer.Typer(
     name="edge",
     help="Custom operators on the ExecuTorch runtime: make, export, build, run, check.",
@@ -104,6 +108,8 @@ def build(
     model: Annotated[Path | None, typer.Option(help="Only the operators that this .pte needs.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the library (default: DIRECTORY/build).")] = None,
     with_: Annotated[str, _WITH] = "direct",
+    toolchain: Annotated[Path | None, _TOOLCHAIN] = None,
+    executorch: Annotated[Path | None, _EXECUTORCH] = None,
     timeout: Annotated[float, typer.Option(help="Time limit of one compiler, in seconds.")] = 600.0,
     format_: Annotated[str, _FORMAT] = "text",
 ) -> int:
@@ -114,17 +120,29 @@ def build(
     from opforge.edge.build import check_registration, read_folder
 
     _check_tool(with_)
+    options = build_options(with_, timeout, toolchain, executorch)
     folder = read_folder(directory)
     selection = select_operators(folder, ops, model)
     with ProgressLine() as progress:
         progress("schemas", 0, 2)
         check_registration(folder)
         progress("building", 1, 2)
-        built = build_library(folder, selection, out, tool=with_, limit_s=timeout)
+        built = build_library(folder, selection, out, options)
     if format_ == "json":
         return _print_json({**asdict(built), "library": str(built.library)})
     _show_built(built)
     return 0
+
+
+def build_options(tool: str, limit_s: float, toolchain: Path | None, executorch: Path | None) -> BuildOptions:
+    """Return the options of a build; a toolchain file needs CMake."""
+    from opforge.edge.toolchain import BuildOptions, read_target
+
+    if toolchain is None:
+        if executorch is not None:
+            raise OpforgeError(f"--executorch {executorch} needs --toolchain FILE, which says for which machine")
+        return BuildOptions(tool, limit_s)
+    return BuildOptions("cmake", limit_s, read_target(toolchain, executorch))
 
 
 def select_operators(folder: OperatorFolder, ops: str | None, model: Path | None) -> Selection:
@@ -144,7 +162,9 @@ def select_operators(folder: OperatorFolder, ops: str | None, model: Path | None
 
 def _show_built(built: EdgeLibrary) -> None:
     how = "cached" if built.cached else f"built in {sum(built.seconds.values()):.1f} s"
-    sys.stdout.write(f"{built.library}  {built.bytes} bytes, {built.tool}, {how}\n")
+    other = f" for {built.machine}" if built.machine != platform.machine() else ""
+    size = f"{built.bytes} bytes ({built.loaded_bytes} of code and data)"
+    sys.stdout.write(f"{built.library}  {size}, {built.tool}{other}, {how}\n")
     sys.stdout.write(f"registers  {', '.join(built.operators)} ({built.selection})\n")
     if built.left_out:
         sys.stdout.write(f"left out   {', '.join(built.left_out)}\n")
@@ -236,20 +256,26 @@ def _lines(report: EdgeCheckReport) -> list[str]:
     )
     lines.append(f"library    {report.library_bytes} bytes, {report.tool}")
     width = max(len(row.case) for row in report.rows)
-    lines += [line for row in report.rows for line in _row_lines(row, width)]
+    shown: set[str] = set()
+    for row in report.rows:
+        lines += _row_lines(row, width, row.reason in shown)
+        shown.add(row.reason)
     counts = report.counts()
     lines.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
     lines.append("seconds    " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in report.seconds.items()))
     return lines
 
 
-def _row_lines(row: CheckRow, width: int) -> list[str]:
+def _row_lines(row: CheckRow, width: int, known: bool) -> list[str]:
+    """Return the lines of a row; a known reason is not repeated."""
     if row.kind.startswith("without"):
         note = "missing, as expected" if row.verdict == "passed" else ""
         lines = [f"{row.kind}  {row.verdict}  {note}".rstrip()]
     else:
         figures = "" if row.difference is None else f"difference {row.difference:g}, {_kernels(row.kernels)}"
         lines = [f"{row.case:{width}}  {row.kind:7}  {row.verdict:7}  {figures}".rstrip()]
+    if known and row.reason:
+        return [f"{lines[0]}  as above"]
     return [*lines, *([f"  {row.reason}"] if row.reason else [])]
 
 

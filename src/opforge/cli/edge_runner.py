@@ -35,6 +35,12 @@ def runner(
     ] = False,
     aten: Annotated[bool, typer.Option("--aten", help="Link ExecuTorch's kernels for ATen operators.")] = False,
     xnnpack: Annotated[bool, typer.Option("--xnnpack", help="Link the XNNPACK backend.")] = False,
+    toolchain: Annotated[
+        Path | None, typer.Option(help="A toolchain file of CMake's: compile for another machine, with cmake.")
+    ] = None,
+    executorch: Annotated[
+        Path | None, typer.Option(help="The other machine's ExecuTorch package, unpacked (with --toolchain).")
+    ] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also print its size with all operators of the folder.")
     ] = False,
@@ -43,20 +49,27 @@ def runner(
     """Build a program that runs a .pte without Python and torch: `runner MODEL.pte INPUT.npy … -o FOLDER`."""
     if format_ not in ("text", "json"):
         raise OpforgeError(f"unknown format {format_!r}; allowed: text, json")
-    from opforge.cli.edge import select_operators
+    from opforge.cli.edge import build_options, select_operators
     from opforge.edge import runner as edge_runner
     from opforge.edge.build import read_folder
+    from opforge.kernels.native.compiler import COMPILE_LIMIT_S
 
     folder = read_folder(directory)
     chosen = select_operators(folder, ops, model)
     needed = set(edge_runner.needed_libraries(model)) if model is not None else set()
     needed |= {edge_runner.ATEN_LIBRARY} if aten else set()
     needed |= {edge_runner.XNNPACK_LIBRARY} if xnnpack else set()
-    options = edge_runner.RunnerOptions(tuple(sorted(needed)), beside)
+    options = edge_runner.RunnerOptions(
+        tuple(sorted(needed)), beside, build_options("direct", COMPILE_LIMIT_S, toolchain, executorch)
+    )
     built = edge_runner.build_runner(folder, chosen, out, options)
     full_build = _build_with_all_operators(folder, options) if compare else None
     if format_ == "json":
-        row = {**built.as_json(), "all_bytes": full_build.bytes if full_build else None}
+        row = {
+            **built.as_json(),
+            "all_bytes": full_build.bytes if full_build else None,
+            "all_loaded_bytes": full_build.loaded_bytes if full_build else None,
+        }
         sys.stdout.write(json.dumps(row, indent=2) + "\n")
     else:
         _show(built, full_build, out, folder, beside)
@@ -82,11 +95,15 @@ def _show(built: BuiltRunner, full_build: BuiltRunner | None, out: Path, folder:
     left_out = [entry.name for entry in folder.entries if entry.name not in built.operators]
     place = "beside it" if beside else "of the installed package"
     lines = [
-        f"{out}  {built.bytes:,} bytes, {how}",
+        f"{out}  {_size(built)}, {how}",
         f"  kernels    {', '.join(built.operators)} ({built.origin})",
         *([f"  left out   {', '.join(left_out)}"] if left_out else []),
         f"  libraries  {', '.join(built.libraries)}: {built.library_bytes:,} bytes, {place}",
-        *([f"  with all {len(folder.entries)} operators it has {full_build.bytes:,} bytes"] if full_build else []),
+        *([f"  with all {len(folder.entries)} operators it has {_size(full_build)}"] if full_build else []),
         f"run it: {out} MODEL.pte INPUT.npy … -o FOLDER",
     ]
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _size(built: BuiltRunner) -> str:
+    return f"{built.bytes:,} bytes ({built.loaded_bytes:,} of code and data)"

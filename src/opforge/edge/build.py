@@ -13,17 +13,21 @@ import re
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import yaml
 from filelock import FileLock
 
 from opforge import cache
 from opforge.edge import toolchain
 from opforge.edge.bindings import BindingEntry, BindingError, Selection, read_bindings
 from opforge.edge.child import Message, ask
-from opforge.edge.toolchain import Product
+from opforge.edge.elf import loaded_bytes, machine
+from opforge.edge.toolchain import FOR_THIS_MACHINE, BuildOptions, Product, Target
 from opforge.errors import NothingToJudgeError, OpforgeError
 from opforge.kernels.native import compiler
 from opforge.kernels.native.compiler import BuildError
@@ -44,6 +48,9 @@ _CODEGEN_LIMIT_S = 120.0
 _REGISTRATION_PATTERN = re.compile(r'^\s*Kernel\(\s*"([^"]+)"', re.MULTILINE)
 _SOURCE_SUFFIXES = (".cpp", ".cc", ".cxx")
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+_ONE_DIMENSION = re.compile(r"(;\d+),(?=[|\"])")
+"""A dimension order of one dimension in a kernel's key."""
+_OTHER_MACHINE = re.compile(r"skipping incompatible|file in wrong format|is incompatible with")
 _UNDEFINED = re.compile(r"undefined (?:reference to|symbol:?) [`']?(?P<what>[\w:]+)\(")
 
 
@@ -86,6 +93,10 @@ class EdgeLibrary:
     seconds: dict[str, float] = field(default_factory=dict)
     """Time of each step."""
     bytes: int = 0
+    loaded_bytes: int = 0
+    """Bytes of code and data, without the padding of the file."""
+    machine: str = ""
+    """The machine that it is for, such as ``aarch64``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +151,7 @@ def build(
     folder: OperatorFolder,
     selection: Selection,
     out: Path | None = None,
-    *,
-    tool: str = "direct",
-    limit_s: float = compiler.COMPILE_LIMIT_S,
+    options: BuildOptions = FOR_THIS_MACHINE,
 ) -> EdgeLibrary:
     """Build a folder's library with the selected operators.
 
@@ -155,13 +164,14 @@ def build(
     product = library_product(folder, generated)
     library = place / f"{product.name}.so"
     (place / "CMakeLists.txt").write_text(toolchain.cmake_text(product, library.name))
-    cached = compile_cached(folder, product, library, tool, limit_s)
+    cached = compile_cached(folder, product, library, options)
     end = time.perf_counter()
     left_out = tuple(entry.name for entry in folder.entries if entry.name not in generated.operators)
     seconds = {"generate": middle - start, "compile": end - middle}
     return EdgeLibrary(
-        library, generated.operators, left_out, selection.origin, tool, cached, seconds, library.stat().st_size
-    )
+        library, generated.operators, left_out, selection.origin, options.tool, cached, seconds,
+        library.stat().st_size, loaded_bytes(library), machine(library),
+    )  # fmt: skip
 
 
 def generate_registration(bindings: Path, selection: Selection, folder: Path) -> GeneratedCode:
@@ -173,43 +183,57 @@ def generate_registration(bindings: Path, selection: Selection, folder: Path) ->
         raise NothingToJudgeError(
             f"no operator of {bindings} is selected ({selection.origin}); there is nothing to build"
         )
+    entries = [entry for entry in read_bindings(bindings) if entry.name in selection.names]
+    if missing := sorted(set(selection.names) - {entry.name for entry in entries}):
+        raise BindingError(f"{', '.join(missing)} is selected, and {bindings} has no entry for it; add one")
     toolchain.find_executorch()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    chosen, empty = folder / "selected_operators.yaml", folder / "aten.yaml"
-    empty.write_text("[]\n")
-    _run_generator(
-        "executorch.codegen.tools.gen_oplist", "--output_path", str(chosen), f"--root_ops={','.join(selection.names)}"
-    )
-    _run_generator(
-        "executorch.codegen.gen", "--source-path", str(TEMPLATES), "--install-dir", str(folder),
-        "--tags-path", str(toolchain.tags_file()), "--aten-yaml-path", str(empty),
-        "--op-selection-yaml-path", str(chosen), "--functions-yaml-path", str(bindings),
-    )  # fmt: skip
+    # The generator writes no headers for an operator with several kernels: they come from the first one's.
+    _run_generator(folder, [entry.as_row(entry.kernels[:1], specialized=False) for entry in entries])
+    if any(entry.is_specialized for entry in entries):
+        _declare_other_kernels(folder / "NativeFunctions.h", entries)
+        _run_generator(folder, [entry.as_row(entry.kernels) for entry in entries], "--generate", "sources")
     (folder / "RegisterCodegenUnboxedKernelsEverything.cpp").unlink(missing_ok=True)  # a copy of the same
     source = folder / SOURCE_NAME
-    return GeneratedCode(source, folder, _registered_operators(source, selection.names))
+    source.write_text(_ONE_DIMENSION.sub(r"\1", source.read_text()))  # the generator writes (0,) as "0,"
+    return GeneratedCode(source, folder, _registered_operators(source, entries))
 
 
-def _registered_operators(source: Path, selected: Sequence[str]) -> tuple[str, ...]:
-    """Return the operators that a source registers; raise if they are not the selected ones.
-
-    The generator silently leaves out operators that it does not know.
-    """
-    registered = tuple(_REGISTRATION_PATTERN.findall(source.read_text()))
-    if missing := sorted(set(selected) - set(registered)):
+def _registered_operators(source: Path, entries: Sequence[BindingEntry]) -> tuple[str, ...]:
+    """Return the operators that a source registers; raise if its kernels are not those of the entries."""
+    registered = Counter(_REGISTRATION_PATTERN.findall(source.read_text()))
+    expected = Counter({entry.name: entry.registrations for entry in entries})
+    if wrong := [name for name in expected | registered if registered[name] != expected[name]]:
         raise BindingError(
-            f"code generation omitted {', '.join(missing)}, which is selected; check the entry in the YAML file"
+            f"code generation registers {registered[wrong[0]]} kernels for {wrong[0]}, not {expected[wrong[0]]}; "
+            "check its entry in the YAML file"
         )
-    if unexpected := sorted(set(registered) - set(selected)):
-        raise BindingError(f"code generation registers {', '.join(unexpected)}, which is not selected")
-    if len(registered) != len(set(registered)):
-        raise BindingError(f"code generation registers an operator twice: {', '.join(registered)}")
-    return registered
+    return tuple(registered)
 
 
-def _run_generator(module: str, *arguments: str) -> None:
-    command = [sys.executable, "-P", "-m", module, *arguments]
+def _declare_other_kernels(header: Path, entries: Sequence[BindingEntry]) -> None:
+    """Declare the kernels of each entry beside its first one, which has the same arguments."""
+    text = header.read_text()
+    for entry in entries:
+        first, *others = dict.fromkeys(kernel.function for kernel in entry.kernels)
+        for other in others:
+            text = re.sub(rf"^(.*\b){first}(\(.*)$", rf"\g<0>\n\g<1>{other}\g<2>", text, flags=re.MULTILINE)
+    header.write_text(text)
+
+
+def _run_generator(folder: Path, rows: Sequence[dict[str, Any]], *arguments: str) -> None:
+    """Generate code for entries in the form of the YAML file."""
+    bindings, chosen, empty = (folder / name for name in ("bindings.yaml", "selected_operators.yaml", "aten.yaml"))
+    bindings.write_text(yaml.safe_dump(list(rows), sort_keys=False))
+    chosen.write_text("include_all_operators: true\n")
+    empty.write_text("[]\n")
+    module = "executorch.codegen.gen"
+    command = [
+        sys.executable, "-P", "-m", module, "--source-path", str(TEMPLATES), "--install-dir", str(folder),
+        "--tags-path", str(toolchain.tags_file()), "--aten-yaml-path", str(empty),
+        "--op-selection-yaml-path", str(chosen), "--functions-yaml-path", str(bindings), *arguments,
+    ]  # fmt: skip
     done = run_command(command, label=module, limit_s=_CODEGEN_LIMIT_S)
     if done.returncode:
         last_line = (done.stderr.strip().splitlines() or ["nothing"])[-1]
@@ -222,28 +246,34 @@ def library_product(folder: OperatorFolder, generated: GeneratedCode) -> Product
     return Product(f"{folder.name}_kernels", (*folder.sources, generated.source), include)
 
 
-def compile_cached(folder: OperatorFolder, product: Product, library: Path, tool: str, limit_s: float) -> bool:
+def compile_cached(folder: OperatorFolder, product: Product, library: Path, options: BuildOptions) -> bool:
     """Compile a product, or copy it from the cache; return whether it was cached."""
-    key = _key(folder, product, tool)
+    key = _key(folder, product, options)
     if key is None:
-        _compile(folder, product, library, tool, limit_s)
+        _compile(folder, product, library, options)
         return False
     cached_library = cache.root() / "edge" / key / library.name
     cached_library.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(cached_library.parent.with_suffix(".lock")):
         was_cached = cached_library.is_file()
         if not was_cached:
-            _compile(folder, product, cached_library, tool, limit_s)
+            _compile(folder, product, cached_library, options)
         fresh = library.with_name(f".{library.name}.new")
         shutil.copy2(cached_library, fresh)
         fresh.replace(library)
     return was_cached
 
 
-def _compile(folder: OperatorFolder, product: Product, library: Path, tool: str, limit_s: float) -> None:
+def _compile(folder: OperatorFolder, product: Product, library: Path, options: BuildOptions) -> None:
     try:
-        toolchain.compile_product(product, library, tool=tool, limit_s=limit_s)
+        toolchain.compile_product(product, library, options)
     except BuildError as error:
+        if options.target is not None and _OTHER_MACHINE.search(error.output):
+            message = (
+                f"the libraries of {options.target.package.path} are for another machine than "
+                f"{options.target.toolchain_file} compiles for; give the target's ExecuTorch package with --executorch"
+            )
+            raise BuildError(error.name, message, error.output) from None
         raise _explained(error, folder.entries) from None
 
 
@@ -251,11 +281,11 @@ def _explained(error: BuildError, entries: Sequence[BindingEntry]) -> BuildError
     """Explain an undefined function: a kernel_name has no kernel."""
     text = f"{error.first_error}\n{error.output}"
     undefined = {match["what"] for match in _UNDEFINED.finditer(text)}
-    for entry in entries:
-        if entry.cpp_function in undefined:
+    for bound, kernel in [(entry, kernel) for entry in entries for kernel in entry.kernels]:
+        if kernel.cpp_function in undefined:
             message = (
-                f"{BINDINGS_FILE} binds {entry.name} to kernel_name {entry.kernel_name}, and no source in "
-                f"{KERNELS_FOLDER}/ defines {entry.cpp_function} with the arguments of {entry.schema!r}, "
+                f"{BINDINGS_FILE} binds {bound.name} to kernel_name {kernel.name}, and no source in "
+                f"{KERNELS_FOLDER}/ defines {kernel.cpp_function} with the arguments of {bound.schema!r}, "
                 "a KernelRuntimeContext& first. Check its name, its namespace (native is added) and its arguments; "
                 "generated/NativeFunctions.h declares it as it must be"
             )
@@ -263,7 +293,7 @@ def _explained(error: BuildError, entries: Sequence[BindingEntry]) -> BuildError
     return error
 
 
-def _key(folder: OperatorFolder, product: Product, tool: str) -> str | None:
+def _key(folder: OperatorFolder, product: Product, options: BuildOptions) -> str | None:
     """Return a digest of everything that goes into the library.
 
     None if a source includes a file outside the folder.
@@ -280,7 +310,8 @@ def _key(folder: OperatorFolder, product: Product, tool: str) -> str | None:
             return None
     settings = [os.environ.get(name, "") for name in compiler.COMPILER_VARIABLES]
     key_parts = [
-        package.version, str(package.path), program.path, program.version, platform.machine(), tool, settings,
+        package.version, str(package.path), program.path, program.version, platform.machine(), options.tool, settings,
+        _target_parts(options.target), toolchain.arm_page_bytes(),
         product.name, product.compile_options, product.defines, product.link_options, product.libraries,
         product.shared, product.rpath,
     ]  # fmt: skip
@@ -288,6 +319,10 @@ def _key(folder: OperatorFolder, product: Product, tool: str) -> str | None:
     for path, text in texts.items():
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(text).digest())
     return digest.hexdigest()[:32]
+
+
+def _target_parts(target: Target | None) -> list[str]:
+    return [] if target is None else [str(target.package.path), target.toolchain_file.read_text(errors="replace")]
 
 
 def _headers(folder: Path) -> list[Path]:

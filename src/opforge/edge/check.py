@@ -19,7 +19,9 @@ from opforge.edge.bindings import BindingEntry, BindingError, Selection, custom_
 from opforge.edge.build import DEFINITIONS_FILE, MODEL_FILE, EdgeLibrary, OperatorFolder, build, read_folder
 from opforge.edge.child import Message, ask
 from opforge.edge.export import parse_target
+from opforge.edge.from_package import is_unwritten
 from opforge.edge.run import ProgramJob, ProgramResult, run_programs
+from opforge.edge.toolchain import BuildOptions
 from opforge.errors import NothingToJudgeError
 from opforge.models.target import ModelTarget
 
@@ -38,7 +40,7 @@ class CheckRow:
     case: str
     """Inputs in the text form of a case's arguments."""
     kind: str
-    """``static``, ``dynamic`` or ``without`` an operator."""
+    """``static``, ``dynamic``, ``calls`` (each operator by itself) or ``without`` an operator."""
     verdict: str
     """``passed``, ``wrong``, ``crashed`` or ``error``."""
     reason: str = ""
@@ -107,7 +109,7 @@ class CheckedProgram:
     """A program of the model, or the reason why it could not be exported."""
 
     kind: str
-    """``static`` or ``dynamic``."""
+    """``static``, ``dynamic`` or ``calls``."""
     example: str
     """Inputs that it was exported for."""
     program: Path = Path()
@@ -162,7 +164,12 @@ def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> 
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     timer = _StepTimer()
-    progress("exporting", 0, _STEPS)
+    _refuse_unwritten(folder)
+    names = [entry.name for entry in folder.entries]
+    progress("building", 0, _STEPS)
+    built = _library(folder, names, work / "library", tool)  # first: what has no kernel shows at once
+    timer.lap("build")
+    progress("exporting", 1, _STEPS)
     question = _question(folder, model, work)
     programs = ask(prepare_programs, question, label=f"exporting {path / MODEL_FILE}").programs
     timer.lap("export")
@@ -172,15 +179,16 @@ def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> 
             f"{path / MODEL_FILE} uses no operator of {path / 'ops.yaml'}; there is nothing to check"
         )
     _refuse_unbound(folder, used)
-    progress("building", 1, _STEPS)
-    built = _library(folder, used, work / "library", tool)
+    progress("building", 2, _STEPS)
+    if len(used) < len(names):
+        built = _library(folder, used, work / "library", tool)
     halves = [half for half in (used[0::2], used[1::2]) if half]
     reduced = [
         _library(folder, [name for name in used if name not in half], work / f"without-{number}", tool)
         for number, half in enumerate(halves)
     ]
     timer.lap("build")
-    progress("running", 2, _STEPS)
+    progress("running", 3, _STEPS)
     planned = [(program, run) for program in programs for run in program.runs]
     negative = [
         _NegativeRun(name, half, library, _program_using(programs, name))
@@ -189,7 +197,7 @@ def check(path: Path, *, tool: str = "direct", progress: Progress = _silent) -> 
     ]
     ran = run_programs(_jobs(planned, built) + [run.job() for run in negative])
     timer.lap("run")
-    progress("comparing", 3, _STEPS)
+    progress("comparing", 4, _STEPS)
     rows = [CheckRow(program.example, program.kind, "error", program.error) for program in programs if program.error]
     rows += _judged(question, planned, ran[: len(planned)])
     rows += [run.judged(result) for run, result in zip(negative, ran[len(planned) :], strict=True)]
@@ -208,7 +216,7 @@ class _StepTimer:
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
-        self.laps[name] = now - self._last
+        self.laps[name] = self.laps.get(name, 0.0) + now - self._last
         self._last = now
 
 
@@ -239,6 +247,14 @@ def compare_results(question: FinishedRuns) -> ResultComparisons:
     return ResultComparisons(tuple(map(RunComparer(question.folder).compare, question.runs)))
 
 
+def _refuse_unwritten(folder: OperatorFolder) -> None:
+    """Raise if kernels are as `opforge edge take` made them: they refuse to run."""
+    if unwritten := [str(path) for path in folder.sources if is_unwritten(path.read_text(errors="replace"))]:
+        raise BindingError(
+            f"{', '.join(unwritten)}: not written yet; write the kernel in place of the line with NotImplemented"
+        )
+
+
 def _refuse_unbound(folder: OperatorFolder, used: Sequence[str]) -> None:
     known = [entry.name for entry in folder.entries]
     if unbound := [name for name in used if name not in known]:
@@ -250,7 +266,7 @@ def _refuse_unbound(folder: OperatorFolder, used: Sequence[str]) -> None:
 
 def _library(folder: OperatorFolder, names: Sequence[str], out: Path, tool: str) -> EdgeLibrary | None:
     """Build a library with the given operators only; None if there are none."""
-    return build(folder, Selection(tuple(names), "for the check"), out, tool=tool) if names else None
+    return build(folder, Selection(tuple(names), "for the check"), out, BuildOptions(tool)) if names else None
 
 
 def _jobs(planned: Sequence[tuple[CheckedProgram, PlannedRun]], built: EdgeLibrary | None) -> list[ProgramJob]:
@@ -277,7 +293,8 @@ def _judged(
     for (program, run), result in zip(planned, results, strict=True):
         if result.error:
             verdict = "crashed" if " died of " in result.error else "error"
-            yield CheckRow(run.case, program.kind, verdict, result.error)
+            reason = result.error.replace(str(program.program), "the program")  # the case names it
+            yield CheckRow(run.case, program.kind, verdict, reason)
         else:
             yield _row(program, run, result, next(compared))
 

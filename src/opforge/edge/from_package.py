@@ -108,6 +108,14 @@ class PackageOperator:
         return "results" if self.results > 1 else "out"
 
 
+_UNWRITTEN = re.compile(r"ET_KERNEL_CHECK_MSG\(context, false, NotImplemented,.* is not written yet\"\);")
+
+
+def is_unwritten(source: str) -> bool:
+    """Whether a C++ source still has the line with which a new kernel refuses to run."""
+    return _UNWRITTEN.search(source) is not None
+
+
 def create_from_package(package: str, ops: Sequence[str], folder: Path) -> tuple[Path, ...]:
     """Create an operator folder for operators of an installed package, and return its files.
 

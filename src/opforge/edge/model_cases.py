@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from opforge.edge.model_loading import (
     order_inputs,
     refuse_decomposed,
 )
+from opforge.edge.operator_calls import CallRecorder, OperatorCalls, RecordedCall, distinct_calls
 from opforge.edge.program_inputs import flatten, inputs_text, load_values, save_tensors
 from opforge.errors import OpforgeError
 from opforge.judge.compare.numerics import reduction_length
@@ -44,10 +45,16 @@ class CaseGroup:
     """Inputs of one exported program: the example for export, and all inputs it is run on."""
 
     kind: str
-    """``static`` or ``dynamic``."""
+    """``static``, ``dynamic``, or ``calls``: the operators' calls, each by itself."""
     ranges: DynamicRanges
     example: Inputs
     inputs: tuple[Inputs, ...]
+    model: torch.nn.Module
+
+    def label(self, inputs: Inputs) -> str:
+        if isinstance(self.model, OperatorCalls):
+            return f"{len(self.model.calls)} calls, each by itself"
+        return inputs_text(inputs)
 
 
 def _listed_cases(loaded_model: ModelToExport) -> list[Inputs]:
@@ -100,22 +107,36 @@ def load_groups(question: FolderQuestion) -> tuple[ModelToExport, list[CaseGroup
         import_definitions(question.definitions)
         check_schemas(question.entries, question.definitions.name)
     loaded = load_model(question.target)
-    return loaded, case_groups(loaded)
+    return loaded, case_groups(loaded, [entry.name.partition(".")[0] for entry in question.entries])
 
 
-def case_groups(loaded_model: ModelToExport) -> list[CaseGroup]:
-    """Return the programs to export: one for each case, and the dynamic ones.
+def case_groups(loaded_model: ModelToExport, operators: Sequence[str] = ()) -> list[CaseGroup]:
+    """Return the programs to export: one for each case, the dynamic ones, and one of calls.
 
-    There is a dynamic program for each rank and dtype that fits the ranges.
+    There is a dynamic program for each rank and dtype that fits the ranges. If the model calls more
+    than one operator, another program makes each call of the given operators by itself.
     """
-    cases, ranges = _listed_cases(loaded_model), _dynamic_ranges(loaded_model)
-    all_groups = [CaseGroup("static", {}, case, (case,)) for case in cases]
+    cases, ranges, model = _listed_cases(loaded_model), _dynamic_ranges(loaded_model), loaded_model.model
+    all_groups = [CaseGroup("static", {}, case, (case,), model) for case in cases]
     if ranges:
-        all_groups += _dynamic(loaded_model.input_names(), cases, ranges)
+        all_groups += _dynamic(model, loaded_model.input_names(), cases, ranges)
+    if calls := distinct_calls([call for case in cases for call in _calls_among_others(model, case, operators)]):
+        alone = OperatorCalls(calls)
+        all_groups.append(CaseGroup("calls", {}, alone.inputs, (alone.inputs,), alone))
     return all_groups
 
 
-def _dynamic(names: list[str], cases: list[Inputs], ranges: DynamicRanges) -> Iterator[CaseGroup]:
+def _calls_among_others(model: torch.nn.Module, case: Inputs, operators: Sequence[str]) -> list[RecordedCall]:
+    """Return the calls of operators in a run of the model; none if it makes one call only."""
+    inputs = copy.deepcopy(case)
+    with user_code(_eager_error), torch.no_grad(), CallRecorder(operators) as recorder:
+        model(*inputs)
+    return recorder.calls if recorder.count > 1 else []
+
+
+def _dynamic(
+    model: torch.nn.Module, names: list[str], cases: list[Inputs], ranges: DynamicRanges
+) -> Iterator[CaseGroup]:
     by_kind: dict[Any, list[Inputs]] = {}
     for case in cases:
         if _fits(names, case, ranges):
@@ -124,7 +145,7 @@ def _dynamic(names: list[str], cases: list[Inputs], ranges: DynamicRanges) -> It
         example = next((case for case in similar if _fits(names, case, ranges, at_least=2)), None)
         if example is not None:
             ends = (_resized_case(names, example, ranges, end) for end in (0, 1))
-            yield CaseGroup("dynamic", ranges, example, (*similar, *ends))
+            yield CaseGroup("dynamic", ranges, example, (*similar, *ends), model)
 
 
 def _kind(case: Inputs) -> Any:
@@ -159,27 +180,27 @@ def export_group(
     """Export the program of a group to a file, and save the inputs and expected results of its runs."""
     from opforge.edge.lowering import lower  # takes seconds to import
 
-    example = inputs_text(group.example)
+    example = group.label(group.example)
     try:
-        lowered = lower(loaded_model, group.example, group.ranges)
+        lowered = lower(replace(loaded_model, model=group.model), group.example, group.ranges)
         refuse_decomposed(entries, lowered.decomposed)
     except OpforgeError as error:
         return CheckedProgram(group.kind, example, error=str(error))
     path.write_bytes(lowered.data)
     runs = tuple(
-        _planned_run(loaded_model, case, path.with_name(f"{path.stem}-{index}"), (number, index))
+        _planned_run(group, case, path.with_name(f"{path.stem}-{index}"), (number, index))
         for index, case in enumerate(group.inputs)
     )
     return CheckedProgram(group.kind, example, path, lowered.operators, runs)
 
 
-def _planned_run(loaded_model: ModelToExport, case: Inputs, folder: Path, place: tuple[int, int]) -> PlannedRun:
+def _planned_run(group: CaseGroup, case: Inputs, folder: Path, place: tuple[int, int]) -> PlannedRun:
     """Save the inputs of a run and its expected results."""
     folder.mkdir()
     with user_code(_eager_error):
-        expected = _run_eagerly(loaded_model.model, case)
+        expected = _run_eagerly(group.model, case)
     return PlannedRun(
-        inputs_text(case),
+        group.label(case),
         folder,
         save_tensors(folder / "inputs.safetensors", flatten(case)),
         save_tensors(folder / "expected.safetensors", expected),
@@ -238,8 +259,8 @@ class RunComparer:
     folder: FolderQuestion
 
     @cached_property
-    def _loaded(self) -> tuple[ModelToExport, list[CaseGroup]]:
-        return load_groups(self.folder)
+    def _groups(self) -> list[CaseGroup]:
+        return load_groups(self.folder)[1]
 
     def compare(self, run: FinishedRun) -> ResultComparison:
         """Compare the results of a run; constants of the program are not results."""
@@ -260,24 +281,25 @@ class RunComparer:
                 reasons.append(f"result {number} is not a tensor")
                 continue
             index = sum(isinstance(value, torch.Tensor) for value in expected[:number])
-            length = reduction_length(call.tensors, eager)
+            alone = call.model.call_of(index) if isinstance(call.model, OperatorCalls) else None
+            label = f"result {number}" if alone is None else f"{alone}, result {number}"
             compared = compare(
-                f"result {number}", ours, eager, Float64Answers(call), index,
-                reduction_length=length, rounds_between=run.calls > 1, reference_name="eager PyTorch",
+                label, ours, eager, Float64Answers(call), index,
+                reduction_length=reduction_length(call.tensors if alone is None else alone.tensors, eager),
+                rounds_between=alone is None and run.calls > 1, reference_name="eager PyTorch",
             )  # fmt: skip
             reasons += [] if compared.passed else [compared.reason]
             difference = max(difference, _difference(ours, eager))
         return ResultComparison("; ".join(reasons), difference)
 
     def _call(self, planned: PlannedRun, expected: list[Any]) -> EagerCall:
-        loaded, groups = self._loaded
-        group, index = planned.place
-        _leaves, structure = torch.utils._pytree.tree_flatten(groups[group].inputs[index])  # noqa: SLF001
+        group, index = self._groups[planned.place[0]], planned.place[1]
+        _leaves, structure = torch.utils._pytree.tree_flatten(group.inputs[index])  # noqa: SLF001
         leaves = load_values(planned.folder / "inputs.safetensors", planned.inputs)
         inputs = torch.utils._pytree.tree_unflatten(leaves, structure)  # noqa: SLF001
-        again = _run_eagerly(loaded.model, inputs)
+        again = _run_eagerly(group.model, inputs)
         same = all(_same(*pair) for pair in zip(again, expected, strict=True) if isinstance(pair[1], torch.Tensor))
-        return EagerCall(loaded.model, inputs, same)
+        return EagerCall(group.model, inputs, same)
 
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -16,9 +16,10 @@ from typing import Any
 from opforge.edge import toolchain
 from opforge.edge.bindings import Selection
 from opforge.edge.build import GeneratedCode, OperatorFolder, compile_cached, generate_registration, library_product
+from opforge.edge.elf import loaded_bytes
 from opforge.edge.program import program_operators
+from opforge.edge.toolchain import FOR_THIS_MACHINE, BuildOptions
 from opforge.errors import OpforgeError
-from opforge.kernels.native import compiler
 
 SOURCES = Path(__file__).parent / "cpp"
 RUNTIME_LIBRARY = "executorch"
@@ -43,7 +44,7 @@ class RunnerOptions:
 
     It then finds them there, on any machine.
     """
-    limit_s: float = compiler.COMPILE_LIMIT_S
+    build: BuildOptions = FOR_THIS_MACHINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class BuiltRunner:
 
     path: Path
     bytes: int
+    loaded_bytes: int
+    """Bytes of code and data, without the padding of the file."""
     operators: tuple[str, ...]
     """Operators with kernels in the runner itself, not in the package's libraries."""
     origin: str
@@ -83,7 +86,7 @@ def build_runner(
     Kernels that are not selected leave no code in it.
     """
     start = time.perf_counter()
-    package = toolchain.find_executorch()
+    package = toolchain.find_executorch() if options.build.target is None else options.build.target.package
     if out.is_dir():
         raise OpforgeError(f"{str(out)!r} is a folder; give -o a file for the runner, such as {str(out / 'runner')!r}")
     out = out.absolute()
@@ -93,14 +96,16 @@ def build_runner(
         generated = generate_registration(folder.bindings_file, chosen, Path(place) / "generated")
         for path in SOURCES.iterdir():
             shutil.copy(path, generated.folder)
-        cached = compile_cached(folder, _product(folder, generated, options), out, "direct", options.limit_s)
+        cached = compile_cached(folder, _product(folder, generated, options), out, options.build)
     files = tuple(name for name in needed if options.libraries or _is_used(out, name))
     if options.copy_libraries:
         for name in files:
             shutil.copy2(package.library_folder / name, out.parent / name)
     size = sum((package.library_folder / name).stat().st_size for name in files)
     seconds = time.perf_counter() - start
-    return BuiltRunner(out, out.stat().st_size, generated.operators, chosen.origin, files, size, cached, seconds)
+    return BuiltRunner(
+        out, out.stat().st_size, loaded_bytes(out), generated.operators, chosen.origin, files, size, cached, seconds
+    )
 
 
 def _product(folder: OperatorFolder, generated: GeneratedCode, options: RunnerOptions) -> toolchain.Product:
@@ -114,7 +119,7 @@ def _product(folder: OperatorFolder, generated: GeneratedCode, options: RunnerOp
         libraries=(RUNTIME_LIBRARY, THREADPOOL_LIBRARY, *options.libraries),
         link_options=(*toolchain.LINK_OPTIONS, "-Wl,-s", keep),
         shared=False,
-        rpath="$ORIGIN" if options.copy_libraries else "",
+        rpath="$ORIGIN" if options.copy_libraries or options.build.target is not None else "",
     )
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -21,6 +23,7 @@ from opforge.kernels.native import compiler
 from opforge.kernels.native.toolchain import cxx
 
 INSTALL_COMMAND = 'pip install "opforge[executorch]"'
+_BUILD_VERSION = re.compile(r'set\(EXECUTORCH_BUILD_VERSION "([^"]+)"\)')
 TOOLS = ("direct", "cmake")
 """Build tools: the compiler itself, or CMake with the package's own configuration."""
 STANDARD = 17
@@ -39,6 +42,11 @@ LINK_OPTIONS = ("-Wl,-z,defs", "-Wl,--gc-sections")
 """Options for the linker.
 
 A missing function is an error when linking, not on the device. Unreachable code is dropped.
+"""
+ARM_PAGE_BYTES = 16384
+"""Largest page of the Arm devices that the linker lays out for, unless this machine's is larger.
+
+Its own default is 64 KiB: it pads each library to that. Android wants 16 KiB.
 """
 LIBRARIES = ("executorch", "executorch_threadpool")
 
@@ -82,6 +90,60 @@ class Product:
 
     By default, their location on this machine.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Another machine to compile for, by a toolchain file of CMake's."""
+
+    toolchain_file: Path
+    package: ExecuTorch
+    """The machine's ExecuTorch package."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """How to compile."""
+
+    tool: str = "direct"
+    limit_s: float = compiler.COMPILE_LIMIT_S
+    """Time limit of one compiler."""
+    target: Target | None = None
+    """None compiles for this machine."""
+
+
+FOR_THIS_MACHINE = BuildOptions()
+
+
+def read_target(toolchain_file: Path, executorch: Path | None) -> Target:
+    """Return the target of a toolchain file and an unpacked ExecuTorch package; by default, the installed one."""
+    if not toolchain_file.is_file():
+        raise OpforgeError(
+            f"there is no toolchain file {str(toolchain_file)!r}; give a .cmake file that sets CMAKE_SYSTEM_NAME and "
+            "CMAKE_CXX_COMPILER, such as android.toolchain.cmake of the NDK"
+        )
+    installed = find_executorch()
+    if executorch is None:
+        return Target(toolchain_file.resolve(), installed)
+    package = ExecuTorch(_built_version(executorch).partition("+")[0], executorch.resolve())
+    if package.version != installed.version.partition("+")[0]:
+        raise OpforgeError(
+            f"{str(executorch)!r} is ExecuTorch {package.version}, and the installed one is {installed.version}, which "
+            "generates the registration; unpack the target's wheel of the same version"
+        )
+    return Target(toolchain_file.resolve(), package)
+
+
+def _built_version(folder: Path) -> str:
+    """Return the version of an unpacked ExecuTorch package; raise if it is none."""
+    config = folder / "share" / "cmake" / "executorch-config-version.cmake"
+    text = config.read_text() if config.is_file() and (folder / "lib" / "libexecutorch.so").is_file() else ""
+    if (match := _BUILD_VERSION.search(text)) is None:
+        raise OpforgeError(
+            f"{str(folder)!r} is not an ExecuTorch package with lib/libexecutorch.so; give the folder executorch of "
+            "the target's unpacked wheel (pip download --no-deps --platform …, then unzip)"
+        )
+    return match[1]
 
 
 def find_executorch() -> ExecuTorch:
@@ -130,31 +192,34 @@ def link_arguments(package: ExecuTorch, product: Product) -> tuple[str, ...]:
     """Return the linker's arguments after the objects."""
     kind = ("-shared",) if product.shared else ()
     place = (f"-L{package.library_folder}", f"-Wl,-rpath,{product.rpath or package.library_folder}")
-    return (*kind, *product.link_options, *place, *(f"-l{name}" for name in product.libraries))
+    pages = (f"-Wl,-z,max-page-size={arm_page_bytes()}",) if platform.machine() in ("aarch64", "arm64") else ()
+    return (*kind, *product.link_options, *pages, *place, *(f"-l{name}" for name in product.libraries))
 
 
-def compile_product(
-    product: Product, out: Path, *, tool: str = "direct", limit_s: float = compiler.COMPILE_LIMIT_S
-) -> None:
+def arm_page_bytes() -> int:
+    return max(ARM_PAGE_BYTES, os.sysconf("SC_PAGE_SIZE"))
+
+
+def compile_product(product: Product, out: Path, options: BuildOptions = FOR_THIS_MACHINE) -> None:
     """Compile a product to the file ``out``, which appears whole or not at all.
 
     The error of a failure holds the compiler's output.
     """
-    if tool not in TOOLS:
-        raise UnknownNameError("build tool", tool, TOOLS)
-    package = find_executorch()
+    if options.tool not in TOOLS:
+        raise UnknownNameError("build tool", options.tool, TOOLS)
     if not product.sources:
         raise OpforgeError(f"{product.name} has no sources to compile")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as place:
         work = Path(place)
-        make = _compile_with_cmake if tool == "cmake" else _compile_directly
-        draft = make(package, product, work, out.name, limit_s)
+        make = _compile_with_cmake if options.tool == "cmake" else _compile_directly
+        draft = make(product, work, out.name, options)
         draft.replace(out)
 
 
-def _compile_directly(package: ExecuTorch, product: Product, work: Path, name: str, limit_s: float) -> Path:
-    program, arguments = cxx().path, compile_arguments(package, product)
+def _compile_directly(product: Product, work: Path, name: str, options: BuildOptions) -> Path:
+    package, program, limit_s = find_executorch(), cxx().path, options.limit_s
+    arguments = compile_arguments(package, product)
     objects = []
     for number, source in enumerate(product.sources):
         object_file = work / f"{number}.o"
@@ -166,16 +231,19 @@ def _compile_directly(package: ExecuTorch, product: Product, work: Path, name: s
     return out
 
 
-def _compile_with_cmake(package: ExecuTorch, product: Product, work: Path, name: str, limit_s: float) -> Path:
-    program = find_cmake()
+def _compile_with_cmake(product: Product, work: Path, name: str, options: BuildOptions) -> Path:
+    program, target, limit_s = find_cmake(), options.target, options.limit_s
     (work / "CMakeLists.txt").write_text(cmake_text(product, name))
     build = work / "build"
     ninja = _program("ninja")
     generator = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}") if ninja else ()
-    configure = (
-        program, "-S", str(work), "-B", str(build), *generator,
-        f"-DCMAKE_PREFIX_PATH={package.path}", f"-DCMAKE_CXX_COMPILER={cxx().path}",
-    )  # fmt: skip
+    compiler_option = (
+        f"-DCMAKE_CXX_COMPILER={cxx().path}" if target is None else f"-DCMAKE_TOOLCHAIN_FILE={target.toolchain_file}"
+    )
+    package = find_executorch() if target is None else target.package
+    # Not by CMAKE_PREFIX_PATH: many toolchain files search in the target's system only.
+    place = f"-Dexecutorch_DIR={package.path / 'share' / 'cmake'}"
+    configure = (program, "-S", str(work), "-B", str(build), *generator, place, compiler_option)
     compiler.run(product.name, configure, work, limit_s)
     compiler.run(product.name, (program, "--build", str(build)), work, limit_s)
     return build / name
@@ -196,6 +264,8 @@ def cmake_text(product: Product, output: str) -> str:
             defines=product.defines,
             compile_options=product.compile_options,
             link_options=product.link_options,
+            page_bytes=arm_page_bytes(),
+            rpath=product.rpath.replace("$", "\\$"),
             standard=STANDARD,
         )
     )
