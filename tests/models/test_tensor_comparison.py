@@ -42,7 +42,7 @@ def test_a_small_element_is_not_judged_by_the_largest_of_its_tensor():
     found = compared(wrong, aten, exact)
     assert not found.passed
     assert found.reason.startswith("output: 1 of 2 elements: error 1.9, allowed ")
-    assert found.reason.endswith("first at [1]: got 23.5, ATen has 21.625")
+    assert found.reason.endswith("worst at [1]: got 23.5, ATen has 21.625")
 
 
 def test_an_error_in_one_element_is_seen_though_it_is_small_on_the_whole():

@@ -229,15 +229,20 @@ class EagerCall:
 
     def run(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> CallOutcome:
         """Run the model, from changed weights and inputs if ``change`` is given."""
-        model, inputs = copy.deepcopy(self.model), copy.deepcopy(self.inputs)
+        model, inputs = self.model, self.inputs
         if change is not None:
-            for weight in (*model.parameters(), *model.buffers()):
-                weight.data = change(weight.data)
-            inputs = widen_dtypes(map_instances(inputs, torch.Tensor, change))
+            model = copy.deepcopy(model)
+            with torch.no_grad():
+                for changed, weight in zip(_weights(model), _weights(self.model), strict=True):
+                    changed.data = change(weight)
+                inputs = widen_dtypes(map_instances(inputs, torch.Tensor, change))
         try:
             return CallOutcome([], _run_eagerly(model, inputs))
         except Exception as error:  # noqa: BLE001  # not every model runs in float64
             return CallOutcome([], raised=error)
+
+    def with_kept_inputs(self) -> EagerCall:
+        return self
 
     def rounds_internally(self) -> bool:
         """Whether the float64 results are none of this model's."""
@@ -246,7 +251,11 @@ class EagerCall:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Return the inputs and weights."""
-        return [*instances(self.inputs, torch.Tensor), *self.model.parameters(), *self.model.buffers()]
+        return [*instances(self.inputs, torch.Tensor), *_weights(self.model)]
+
+
+def _weights(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
 @dataclass
