@@ -62,11 +62,11 @@ class NotRunError(Exception):
 
 DEFECTS = (
     Defect(
-        "ops-selects-one-form",
+        "ops-folder-of-one-form",
         "ops/operator_table.py",
-        "names_of_packet = self._by_packet.get(short) or self._by_base[short]",
-        "names_of_packet = self._by_base[short]",
-        "`--ops relu` leaves out the in-place form `relu_`.",
+        "return op.packet if op.packet in self._by_base else op.base",
+        "return op.base",
+        "The kernel of `relu_` is looked for in a folder of its own, and not in that of `relu`.",
         ("ops", "cli", "runs"),
     ),
     Defect(
