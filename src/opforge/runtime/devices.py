@@ -26,6 +26,23 @@ def architecture(device: str) -> str:
     return f"sm_{major}{minor}"
 
 
+_ARM_CORES = {
+    "0x41 0xd03": "Cortex-A53",
+    "0x41 0xd05": "Cortex-A55",
+    "0x41 0xd07": "Cortex-A57",
+    "0x41 0xd08": "Cortex-A72",
+    "0x41 0xd0b": "Cortex-A76",
+    "0x41 0xd0c": "Neoverse-N1",
+    "0x41 0xd40": "Neoverse-V1",
+    "0x41 0xd49": "Neoverse-N2",
+    "0x41 0xd4f": "Neoverse-V2",
+    "0x41 0xd84": "Neoverse-V3",
+    "0x41 0xd8e": "Neoverse-N3",
+    "0xc0 0xac3": "Ampere-1",
+}
+"""Names of ARM cores, by implementer and part."""
+
+
 def cpu_name() -> str:
     """Return the name of this machine's CPU."""
     try:
@@ -37,10 +54,13 @@ def cpu_name() -> str:
 def _parse_cpu_name(cpuinfo: str) -> str:
     """Return the CPU's name from the text of /proc/cpuinfo.
 
-    ARM CPUs list numbers of implementer and part instead. One machine may have several kinds.
+    ARM CPUs list numbers of implementer and part instead, of which the usual ones have a name here. One machine may
+    have several kinds.
     """
     if match := re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE):
         return match[1].strip()
     numbers = r"^CPU implementer\s*:\s*(0x\w+)$(?:\n.+)*?\nCPU part\s*:\s*(0x\w+)$"
     kinds = sorted({f"{maker} {part}" for maker, part in re.findall(numbers, cpuinfo, re.MULTILINE)})
-    return f"{platform.machine()} {', '.join(kinds)}" if kinds else ""
+    names = [_ARM_CORES.get(kind, "") for kind in kinds]
+    numbered = f"{platform.machine()} {', '.join(kinds)}" if kinds else ""
+    return f"{' and '.join(names)} ({numbered})" if kinds and all(names) else numbered
