@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 
+from opforge.cli.edge import _lines
 from opforge.edge import check
 from opforge.edge.bindings import BindingError
 from opforge.edge.export import parse_target
+from opforge.edge.from_package import PackageOperator
 from opforge.edge.init import make_folder
 from opforge.edge.model_loading import ModelLoadError, load_model
+from opforge.edge.toolchain import templates
 from opforge.errors import NothingToJudgeError
+from opforge.kernels.native.compiler import BuildError
 from tests.command import opforge
 from tests.edge import folders
 
@@ -146,6 +150,42 @@ def test_a_new_folder_passes_its_own_tests(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
+
+
+def test_a_kernel_that_is_not_written_is_named_before_anything_is_built(tmp_path):
+    folder = folders.make(tmp_path / "new", "mul3", "also3")
+    (folder / "model.py").write_text(MODEL)
+    declaration = "Tensor& mul3_out(KernelRuntimeContext& context, const Tensor& x, Tensor& out)"
+    operator = PackageOperator("my_ops::mul3", "", ("out",), ("x",), ("mul3_x",), declaration)
+    (folder / "kernels" / "mul3.cpp").write_text(
+        templates("taken").get_template("kernels/op.cpp.j2").render(op=operator)
+    )
+    done = opforge("edge", "check", str(folder))
+    assert done.returncode == 1
+    assert done.stderr.count("not written yet") == 1
+    assert str(folder / "kernels" / "mul3.cpp") in done.stderr
+    assert "also3" not in done.stderr
+    assert not list((folder / "build" / "check").iterdir())
+
+
+@pytest.mark.slow
+def test_an_operator_without_a_kernel_is_named_before_anything_is_exported(tmp_path, monkeypatch):
+    folder = folders.make(tmp_path / "none", "mul3")
+    (folder / "model.py").write_text(MODEL)
+    (folder / "kernels" / "mul3.cpp").write_text(folders.kernel("other", folders.RIGHT))
+    monkeypatch.setattr(check, "ask", lambda *_, **__: pytest.fail("it was exported"))
+    with pytest.raises(BuildError, match=r"binds my_ops::mul3.out to kernel_name my_ops::mul3_out, and no source"):
+        check.check(folder)
+
+
+def test_a_reason_is_said_once():
+    same = [check.CheckRow(f"case {number}", "static", "error", "it refuses") for number in range(8)]
+    other = check.CheckRow("case 8", "static", "error", "it ends")
+    report = check.EdgeCheckReport("ops", {}, ("my_ops::mul3.out",), (), "direct", 1, (*same, other, same[0]), {})
+    text = "\n".join(_lines(report))
+    assert text.count("it refuses") == 1
+    assert text.count("as above") == 8
+    assert text.count("it ends") == 1
 
 
 def program(*operators: str) -> tuple[check.CheckedProgram]:

@@ -29,6 +29,9 @@ Tensor mul4(const Tensor& x) {
     case ScalarType::Float:
       fill<float>(dense, out);
       break;
+    case ScalarType::Double:  // not for the device: its results are compared with those in float64
+      fill<double>(dense, out);
+      break;
     case ScalarType::Int:
       fill<int32_t>(dense, out);
       break;
@@ -36,7 +39,7 @@ Tensor mul4(const Tensor& x) {
       fill<int64_t>(dense, out);
       break;
     default:
-      throw std::runtime_error("mul4: x must be of float32, int32 or int64");
+      throw std::runtime_error("mul4: x must be of float32, float64, int32 or int64");
   }
   return out;
 }
