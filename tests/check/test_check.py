@@ -418,6 +418,12 @@ square.register_autograd(
 made("slope", lambda grad, x: (2 * grad * x).contiguous(), "(Tensor grad, Tensor x) -> Tensor")
 made("image_gradient", lambda x: (2 * x).contiguous(), "(Tensor x) -> Tensor")
 torch.library.define("helped::no_kernel", "(Tensor x) -> Tensor")
+
+def refuses(x):
+    raise TypeError("a fake that takes nothing")
+
+made("unlike_its_fake", lambda x: x + 1, "(Tensor x) -> Tensor", refuses)
+torch.library.custom_op("helped::count", lambda x: x.numel(), mutates_args=(), schema="(Tensor x) -> int")
 """
 
 
@@ -444,6 +450,23 @@ def test_refused_sizes_are_named_with_the_line_that_refuses_them(helped):
     assert all(place in what for what in whats), whats
 
 
+def test_calls_that_only_the_operator_accepts_may_be_invalid(helped):
+    notes = {name: [f.what for f in operator.findings_with(Status.NOTE)] for name, operator in by_name(helped).items()}
+    assert any("the calls below may be invalid" in what for what in notes["unlike_its_fake"])
+    assert not any("may be invalid" in what for what in notes["square"] + notes["count"])
+
+
+def test_an_operator_without_a_tensor_as_result_is_not_compiled(tmp_path):
+    file = tmp_path / "counts.py"
+    file.write_text(
+        "import torch\n"
+        "torch.library.custom_op('counts::count', lambda x: x.numel(), mutates_args=(), schema='(Tensor x) -> int')\n"
+    )
+    (operator,) = check(file, skip=all_but("compile")).operators
+    assert [(f.check, f.status) for f in operator.findings] == [("compile", Status.SKIPPED)]
+    assert "it returns no tensor" in operator.findings[0].what
+
+
 def test_operators_of_torch_are_counted_and_one_without_kernels_says_so(helped):
     (note,) = (note for note in helped.notes if note.startswith("not checked: "))
     assert re.search(r"not checked: \d+ operators that torch itself registers.*quantized_decomposed \d+", note)
@@ -456,15 +479,20 @@ def test_the_text_repeats_no_fix_and_no_reason_and_may_be_brief():
         OperatorReport(f"ns::{name}", "", findings=(replace(missing, fix=missing.fix.format(name)),)) for name in "ab"
     ]
     unsupported = [OperatorReport(f"ns::{name}", "", unsupported="no kernel") for name in "cd"]
-    note = OperatorReport("ns::e", "", findings=(Finding("blocks", Status.NOTE, "small", "larger"),))
+    skipped = Finding("mask", Status.SKIPPED, "no size")
+    small = Finding("blocks", Status.NOTE, "small", "larger")
+    note = OperatorReport("ns::e", "", findings=(small, skipped))
+    named[0] = replace(named[0], findings=(*named[0].findings, skipped))
     report = CheckReport("ns", "cpu", (*named, unsupported[0], note, unsupported[1]))
     assert _lines(report, brief=False)[1:] == [
-        "ns::a  failed", "  failed  vmap         there is no rule", "    fix  register one for ns::a",
+        "ns::a  failed       skipped: mask", "  failed  vmap         there is no rule", "    fix  register one for ns::a",
+        "  skipped mask         no size",
         "ns::b  failed", "  failed  vmap         there is no rule", "    fix  as for ns::a, above",
         "ns::c  unsupported", "ns::d  unsupported", "  not judged  no kernel",
-        "ns::e  passed", "  note    blocks       small", "    fix  larger", "1 passed, 2 failed, 2 unsupported",
+        "ns::e  passed       skipped: mask", "  note    blocks       small", "    fix  larger", "1 passed, 2 failed, 2 unsupported",
     ]  # fmt: skip
-    brief = [line for line in _lines(report, brief=False)[1:] if "fix  " not in line and "note  " not in line]
+    details = ("    fix  ", "  note  ", "  skipped ")
+    brief = [line for line in _lines(report, brief=False)[1:] if not line.startswith(details)]
     assert _lines(report, brief=True)[1:] == brief
 
 

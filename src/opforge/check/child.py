@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from opforge.check import fixes, target_loading
 from opforge.check.check_request import CheckRequest
-from opforge.check.findings import KIND_CONTENTS, KIND_ENDED, Finding, Findings, Status, failed, skipped
+from opforge.check.findings import KIND_CONTENTS, KIND_ENDED, Finding, Findings, Status, failed, note, skipped
 from opforge.check.messages import (
     AcceptedCall,
     BackwardCalled,
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from opforge.check.subject import Subject
 
 _MAX_CRASHES_PER_OPERATOR = 3
+_IMPLAUSIBLE = (
+    "no generated call is accepted by the fake too and gives the same result twice: the calls below may be invalid"
+)
 CHECK_FUNCTIONS = {
     "devices": "determinism:devices", "schema": "schema:check", "fake": "fake:check", "layouts": "layouts:check",
     "mask": "memory:check", "compile": "compile:check", "autograd": "autograd:check", "vmap": "vmap:check",
@@ -236,8 +239,10 @@ class CheckRun:
 
     def _send_inputs(self, subject: Subject, outcome: ForkResult) -> bool:
         """Send an operator's calls, or why there are none; return whether it can be checked."""
-        declared = sent(outcome, DeclaredCalls)
-        calls = declared[0].calls if declared else [accepted.call for accepted in sent(outcome, AcceptedCall)]
+        declared, accepted = sent(outcome, DeclaredCalls), sent(outcome, AcceptedCall)
+        calls = declared[0].calls if declared else [one.call for one in accepted]
+        if accepted and not any(one.plausible for one in accepted):
+            self.send(OperatorFound(subject.name, note("inputs", _IMPLAUSIBLE, fixes.INPUTS)))
         origin = declared[0].source if declared else "made from the schema"
         refused = sent(outcome, EveryCallRefused)
         unsupported = ""

@@ -12,7 +12,7 @@ from torch import _dynamo as dynamo
 
 from opforge.check import fixes
 from opforge.check.differences import Expectation, first_difference
-from opforge.check.findings import KIND_CONTENTS, KIND_TRACING, Findings, failed
+from opforge.check.findings import KIND_CONTENTS, KIND_TRACING, Findings, failed, skipped
 from opforge.check.operator_call import OperatorCall, flat_results
 from opforge.check.subject import Subject, attempt, describe_error
 from opforge.frames import is_user_file
@@ -23,6 +23,9 @@ _OPERATOR_NAME = "torch.ops.{}"
 
 def check(subject: Subject) -> Findings:
     """Yield graph breaks, results that change when compiled, and recompilation for new sizes."""
+    if subject.returns and not any("Tensor" in str(result.type) for result in subject.returns):
+        yield skipped("compile", "it returns no tensor, and torch.compile traces operators that return tensors only")
+        return
     random = subject.is_random()
     function = _OPERATOR_NAME.format(subject.name.replace("::", "."))
     yield from _check_function(subject, function, subject.overload, random=random)

@@ -7,6 +7,7 @@ CRASH = (
     "in Python), "
     "keep indices in range, and let an empty tensor return at once"
 )
+INPUTS = "give valid calls with --inputs FILE, or let the operator refuse invalid arguments as its fake does"
 HANG = (
     "look for a loop that does not end for some size or layout, for a lock, or for waiting on another process; "
     "if it is merely slow, give more time with --timeout"

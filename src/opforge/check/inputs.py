@@ -141,7 +141,9 @@ class _Search:
         self.send(Calling(str(call), self.number))
         self.tried += 1
         if guarded_memory.writes_out_of_bounds(self.subject.overload, call, self.subject.device):
-            return self.accept(plan, call)  # `mask` reports it; unguarded it would corrupt memory
+            return self.accept(
+                plan, call, plausible=plausible_only
+            )  # `mask` reports it; unguarded it would corrupt memory
         difference = attempt(self.run_difference, call, repeat=plausible_only)
         if isinstance(difference, Exception):
             self.note_refusal(difference)
@@ -151,16 +153,16 @@ class _Search:
             self.seen.discard(str(call))
             self.implausible.add(str(call))
             return False
-        return self.accept(plan, call)
+        return self.accept(plan, call, plausible=plausible_only)
 
     def run_difference(self, call: OperatorCall, *, repeat: bool) -> str:
         """Run a call; if it is repeated, describe how the results differ."""
         results = self.subject.run_copy(call)
         return first_difference(results, self.subject.run_copy(call)) if repeat else ""
 
-    def accept(self, plan: CallPlan, call: OperatorCall) -> bool:
+    def accept(self, plan: CallPlan, call: OperatorCall, *, plausible: bool) -> bool:
         self.accepted.append(plan)
-        self.send(AcceptedCall(str(call), plan))
+        self.send(AcceptedCall(str(call), plan, plausible))
         return True
 
     def note_refusal(self, error: Exception) -> None:

@@ -54,10 +54,12 @@ class AcceptedCall(Message):
 
     call: str
     plan: CallPlan
+    plausible: bool = True
+    """Whether the fake accepts the call too, and the result is stable."""
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
-        return cls(fields["call"], CallPlan(**fields["plan"]))
+        return cls(fields["call"], CallPlan(**fields["plan"]), fields["plausible"])
 
 
 @dataclass(frozen=True, slots=True)

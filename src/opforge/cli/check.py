@@ -67,10 +67,10 @@ def _lines(report: CheckReport, *, brief: bool) -> list[str]:
     lines += [f"note  {note}" for note in report.notes]
     if report.left_out:
         lines.append(f"note  left out: {', '.join(report.left_out)}")
-    shown_fixes: dict[tuple[str, str], str] = {}
+    shown: dict[tuple[str, str], str] = {}
     for group in _with_equal_paragraphs(report):
         lines += [_headline(operator, width) for operator in group]
-        lines += _paragraph(group[0], shown_fixes, brief=brief)
+        lines += _paragraph(group[0], shown, brief=brief)
     counts = report.counts()
     lines.append(", ".join(f"{count} {name}" for name, count in counts.items() if count))
     return lines
@@ -95,13 +95,12 @@ def _headline(operator: OperatorReport, width: int) -> str:
         if passed
         else ""
     )
-    if skipped:
-        summary += f"; skipped: {', '.join(finding.check for finding in skipped)}"
-    return f"{operator.name:{width}}  {operator.verdict:11}  {summary}".rstrip()
+    left_out = f"skipped: {', '.join(finding.check for finding in skipped)}" if skipped else ""
+    return f"{operator.name:{width}}  {operator.verdict:11}  {'; '.join(filter(None, (summary, left_out)))}".rstrip()
 
 
-def _paragraph(operator: OperatorReport, shown_fixes: dict[tuple[str, str], str], *, brief: bool) -> list[str]:
-    """Return an operator's findings; a fix that another operator has shown for the same fault is not repeated."""
+def _paragraph(operator: OperatorReport, shown: dict[tuple[str, str], str], *, brief: bool) -> list[str]:
+    """Return an operator's findings; fixes and reasons that another operator has shown are not repeated."""
     from opforge.check import Status
 
     lines = [f"  not judged  {operator.unsupported}"] if operator.unsupported else []
@@ -110,11 +109,12 @@ def _paragraph(operator: OperatorReport, shown_fixes: dict[tuple[str, str], str]
             lines.append(f"  {label}  {finding.check:11}  {finding.what}")
             if brief or not finding.fix:
                 continue
-            shown = shown_fixes.setdefault(_fault(operator, finding), operator.name)
-            lines.append(f"    fix  {finding.fix if shown == operator.name else f'as for {shown}, above'}")
+            first = shown.setdefault(_fault(operator, finding), operator.name)
+            lines.append(f"    fix  {finding.fix if first == operator.name else f'as for {first}, above'}")
     if not brief:
         skipped = [f for f in operator.findings_with(Status.SKIPPED) if f.check != "blocks"]  # most are not in Triton
-        lines += [f"  skipped {f.check:11}  {f.what}" for f in skipped]
+        new = [f for f in skipped if shown.setdefault((f.check, f.what), operator.name) == operator.name]
+        lines += [f"  skipped {f.check:11}  {f.what}" for f in new]
     return lines
 
 
