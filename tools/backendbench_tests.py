@@ -30,7 +30,17 @@ def main(checkout: Path) -> int:
         shutil.copytree(checkout / "test", folder / "test")
         report = folder / "report.xml"
         path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "test"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--tb=line",
+            "--continue-on-collection-errors",
+            "test",
+        ]
         done = subprocess.run(
             [*command, f"--junitxml={report}", *sys.argv[2:]],
             cwd=folder,
