@@ -262,7 +262,7 @@ def test_a_library_has_the_kernels_that_a_model_needs_and_no_others(place, all_r
         assert {
             f"{name}_out" for name in ("affine", "weighted_sum", "row_range") if f"{name}: ".encode() in data
         } == expected
-    assert part.bytes < whole.bytes
+    assert part.loaded_bytes < whole.loaded_bytes
     with pytest.raises(OpforgeError) as raised:
         run_module.run_program(run_module.ProgramJob(all_rich / "rich.pte", (part.library,)))
     assert "rich_ops::row_range.out" in str(raised.value)
@@ -375,7 +375,7 @@ def test_the_command_takes_what_was_built_before(rich, tmp_path):
     assert done.returncode == 0, done.stderr
     assert made.read_bytes() == rich.read_bytes()
     first, kernels, libraries, last = done.stdout.splitlines()
-    assert first.startswith(f"{made}  {made.stat().st_size:,} bytes, ")
+    assert first.startswith(f"{made}  {made.stat().st_size:,} bytes (")
     assert kernels == f"  kernels    {', '.join(build_names())} (all)"
     assert libraries.startswith("  libraries  libexecutorch.so: ")
     assert libraries.endswith(" bytes, of the installed package")
