@@ -45,6 +45,14 @@ def test_a_kernel_serves_its_family_and_may_serve_the_packets_other_overloads():
     assert "where.self" in {op.name for op in table().served_by("where")[1]}
 
 
+@pytest.mark.parametrize(
+    ("op", "folder"),
+    [("relu_", "relu"), ("add.out", "add"), ("__iand__.Tensor", "__iand__"), ("_foreach_add_.List", "_foreach_add")],
+)
+def test_all_forms_of_an_operator_have_one_folder(op, folder):
+    assert table().folder_of(table().resolve(op)) == folder
+
+
 def test_a_folder_named_after_an_overload_serves_that_family_alone():
     own, others = table().served_by("sub.Scalar")
     assert "sub.Scalar" in {op.name for op in own}
