@@ -34,8 +34,8 @@ _SPECIAL_FLOATS = {"inf": math.inf, "nan": math.nan}
 
 def format_arguments(args: Iterable[Value], kwargs: dict[str, Value]) -> str:
     """Return the text form of a call's arguments."""
-    named = ", ".join(f"{name!r}: {_format(value)}" for name, value in kwargs.items())
-    return f"({_format(tuple(args))}, {{{named}}})"
+    named = ", ".join(f"{name!r}: {format_value(value)}" for name, value in kwargs.items())
+    return f"({format_value(tuple(args))}, {{{named}}})"
 
 
 def parse_arguments(text: str) -> Arguments:
@@ -102,7 +102,8 @@ def format_log(entries: Iterable[LogEntry]) -> Iterator[str]:
         yield f"cnt: {entry.count}, {entry.args}"
 
 
-def _format(value: Value) -> str:
+def format_value(value: Value) -> str:
+    """Return the text form of one argument."""
     match value:
         case TensorSpec():
             return _format_tensor(value)
@@ -115,10 +116,10 @@ def _format(value: Value) -> str:
         case complex():
             return f"complex({value.real!r}, {value.imag!r})"
         case tuple():
-            inside = ", ".join(map(_format, value))
+            inside = ", ".join(map(format_value, value))
             return f"({inside},)" if len(value) == 1 else f"({inside})"
         case list():
-            return f"[{', '.join(map(_format, value))}]"
+            return f"[{', '.join(map(format_value, value))}]"
         case _:
             return repr(value)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opforge.edge.program_inputs import flatten, inputs_text
+from opforge.edge.program_inputs import flatten, value_text
 from opforge.runtime.trees import instances, map_instances
 
 _MAX_CALLS = 64
@@ -38,8 +38,8 @@ class RecordedCall:
         return flatten(self.op(*args, **kwargs))
 
     def __str__(self) -> str:
-        arguments = [*(inputs_text((value,))[2:-6] for value in self.args)]
-        arguments += [f"{name}={inputs_text((value,))[2:-6]}" for name, value in self.kwargs.items()]
+        arguments = [*map(value_text, self.args)]
+        arguments += [f"{name}={value_text(value)}" for name, value in self.kwargs.items()]
         return f"{self.op.name().partition('.')[0]}({', '.join(arguments)})"
 
 

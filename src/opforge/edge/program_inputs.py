@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from opforge.cases.tensors import seeded_bytes
-from opforge.cases.text import format_arguments, parse_arguments
+from opforge.cases.text import format_arguments, format_value, parse_arguments
 from opforge.cases.values import SHORT_NAMES, TensorSpec
 from opforge.cases.wire import TORCH_DTYPES, from_torch
 from opforge.edge.run import ProgramJob, ProgramOutput
@@ -28,6 +28,11 @@ _DTYPES_BY_NUMBER = dict(enumerate(("u8", "i8", "i16", "i32", "i64", "f16", "f32
 def inputs_text(inputs: tuple[Any, ...]) -> str:
     """Return the text form of inputs: shapes and dtypes, not contents."""
     return format_arguments([from_torch(value, _tensor_spec) for value in inputs], {})
+
+
+def value_text(value: Any) -> str:
+    """Return the text form of one argument."""
+    return format_value(from_torch(value, _tensor_spec))
 
 
 def _tensor_spec(tensor: torch.Tensor) -> TensorSpec:

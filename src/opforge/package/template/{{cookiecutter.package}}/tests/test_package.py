@@ -12,6 +12,7 @@ from {{ cookiecutter.package }}.namespace import Namespace
 PREFIX = "{{ cookiecutter.package }}::"
 NAMES = sorted(n.removeprefix(PREFIX) for n in torch._C._dispatch_get_all_op_names() if n.startswith(PREFIX))
 TYPES = {"Tensor": Tensor, "Optional[Tensor]": Tensor | None, "float": float, "int": int, "bool": bool, "str": str}
+TYPES |= {"List[int]": list[int], "List[float]": list[float]}
 
 
 def overload(name):
