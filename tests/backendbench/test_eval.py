@@ -96,6 +96,7 @@ def test_a_directory_is_judged_without_being_loaded(kernel_directory):
         _ = backend[torch.ops.aten.abs.default]
 
 
+@pytest.mark.slow
 def test_operators_of_your_own_are_compared_with_their_reference():
     root = ROOT / "examples" / "custom_ops"
     backend, suite = CustomOpsBackend(root), CustomOpsTestSuite(custom_ops_root=root, filter=["scaled_add"])

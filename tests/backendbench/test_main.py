@@ -40,6 +40,7 @@ def test_options_without_an_equivalent_are_explained(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_folder_for_results_may_be_used_again(tmp_path):
     assert backendbench("--log-dir", "logs", cwd=tmp_path).returncode == 0
     first = json.loads((tmp_path / "logs" / "full_results.json").read_text())

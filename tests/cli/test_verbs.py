@@ -14,7 +14,7 @@ import pytest
 from opforge.cli.main import call
 from opforge.kernels.proof import proof_path
 from tests.command import opforge, opforge_process
-from tests.conftest import ROOT
+from tests.conftest import ROOT, slow
 from tests.install.proving import prove, write
 
 RELU = "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self <= 0, 0, self)\n"
@@ -88,7 +88,7 @@ def test_report_shows_a_run_again(tmp_path, kernel_directory):
     assert "holds no run" in opforge("report", str(out / "results.jsonl")).stderr
 
 
-@pytest.mark.parametrize("command", [["-m", "BackendBench.scripts.main"], ["BackendBench/scripts/main.py"]])
+@pytest.mark.parametrize("command", [["-m", "BackendBench.scripts.main"], slow(["BackendBench/scripts/main.py"])])
 def test_the_known_names_do_the_same(command, tmp_path):
     words = ["--suite", "smoke", "--backend", "aten", "--ops", "relu", "--out", str(tmp_path / "run")]
     done = subprocess.run([sys.executable, *command, *words], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -291,6 +291,7 @@ def test_a_full_disk_under_the_output_is_one_line():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_report_on_a_run_without_results_says_so(tmp_path):
     out = tmp_path / "run"
     assert opforge("run", "--backend", "aten", "--out", str(out)).returncode == 0

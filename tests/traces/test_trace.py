@@ -214,6 +214,7 @@ def test_a_failing_program_has_exit_code_1_and_its_file(tmp_path):
     assert (tmp_path / "bad.parquet").is_file()
 
 
+@pytest.mark.slow
 def test_a_failing_program_does_not_replace_a_file(tmp_path):
     (tmp_path / "ends.py").write_text("import sys, torch\ntorch.ones(2) + 1\nsys.exit(int(sys.argv[1]))\n")
     right = opforge("trace", "ends.py", "--to-log", "ends.txt", "--", "0", cwd=tmp_path)
