@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -336,6 +337,31 @@ def test_a_kernel_that_calls_what_it_replaces_is_cheated_as_in_a_run(judge):
     verdicts = {row["kernel"]: (row["verdict"], row["reason"]) for row in report["kernels"] if "verdict" in row}
     assert verdicts == {"tanh_implementation_1": ("cheated", reason)}
     assert "time" not in report
+
+
+def test_nor_may_it_decline_its_first_call_or_die_where_it_is_watched(judge):
+    declines_first = """
+        import torch
+        seen = []
+        def gelu_kernel_impl(self, **options):
+            seen.append(self)
+            if len(seen) == 1:
+                raise NotImplementedError("not yet")
+            return torch.ops.aten.gelu.default(self, **options)
+    """
+    dies = """
+        import os, sys, torch
+        def tanh_kernel_impl(self):
+            frame = sys._getframe()
+            while frame := frame.f_back:
+                if frame.f_code.co_filename.endswith("guest/worker.py"):
+                    os._exit(3)
+            return torch.ops.aten.tanh.default(self)
+    """
+    report = judge({"gelu": textwrap.dedent(declines_first), "tanh": textwrap.dedent(dies)})
+    verdicts = {row["kernel"].partition("_")[0]: row["verdict"] for row in report["kernels"] if "verdict" in row}
+    assert report["verdict"] in ("cheated", "crashed")
+    assert verdicts == {"gelu": "cheated", "tanh": "crashed"}
 
 
 def test_and_it_may_when_that_is_allowed(place):

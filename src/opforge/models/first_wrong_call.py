@@ -86,16 +86,20 @@ class WrongCallFinder:
         return located
 
     def first_cheat(self, aten: ModelProcess, ops: Sequence[str]) -> Verdict | None:
-        """Return the verdict of the first operator at whose first call the kernel cheats."""
+        """Return the verdict of the first operator at which the kernel cheats, or ends its process.
+
+        Of each operator the first call counts that the kernel does not decline.
+        """
         waiting = set(ops)
         for call, blob in _recorded_calls(aten, sorted(waiting), WrongCallReport()):
             facts = table().get(call.op)
             if call.op not in waiting or facts is None or call.tree is None:
                 continue
-            waiting.remove(call.op)
             verdict = self._judge_call(facts, _case_of(call), blob)
-            if verdict.kind is VerdictKind.CHEATED:
+            if verdict.kind in (VerdictKind.CHEATED, VerdictKind.CRASHED, VerdictKind.TIMED_OUT):
                 return verdict
+            if verdict.kind is not VerdictKind.UNSUPPORTED:
+                waiting.remove(call.op)
             if not waiting:
                 break
         return None

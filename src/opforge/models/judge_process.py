@@ -90,8 +90,8 @@ class ModelJudge:
         times: dict[str, Any] = {}
         try:
             if trial.passed and (cheats := self._find_cheats(baseline, trial.call_counts)):
-                unusable |= {name: (VerdictKind.CHEATED, reason) for name, reason in cheats.items()}
-                report |= {"verdict": VerdictKind.CHEATED.value, "reason": _describe_cheats(cheats)}
+                unusable |= {name: (verdict.kind, verdict.reason) for name, verdict in cheats.items()}
+                report |= {"verdict": next(iter(cheats.values())).kind.value, "reason": _describe_cheats(cheats)}
             elif trial.passed and process is not None and any(t.answered for t in trial.call_counts):
                 report["time"], times = self._measure_times(process, baseline.aten, trial.call_counts)
             elif not trial.passed:
@@ -99,7 +99,7 @@ class ModelJudge:
         except RejectedError as error:
             report |= {"verdict": error.verdict.kind.value, "reason": error.verdict.reason}
         except ModelProcessError as error:
-            report |= {"verdict": error.kind.value, "reason": f"while it was timed: {error}"}
+            report |= {"verdict": error.kind.value, "reason": f"while its kernels were checked or timed: {error}"}
         finally:
             if process is not None:
                 process.close()
@@ -240,11 +240,12 @@ class ModelJudge:
         except (WorkerDiedError, ModelProcessError):
             return WrongCallReport()
 
-    def _find_cheats(self, baseline: Baseline, call_counts: Sequence[ReportedCalls]) -> dict[str, str]:
-        """Return the kernels that call the operator they replace, each with the reason.
+    def _find_cheats(self, baseline: Baseline, call_counts: Sequence[ReportedCalls]) -> dict[str, Verdict]:
+        """Return the kernels that call the operator they replace, or end their process, each with its verdict.
 
-        In the model's process ATen's operators are in use, so each kernel gets the first call of each
-        of its operators again in a worker of its own, with the traps of a run.
+        In the model's process ATen's operators are in use, so each kernel gets a call of each of its
+        operators again in a worker of its own, with the traps of a run. A kernel that knows the two
+        processes apart can be honest there; a run and its proof are what holds.
         """
         if self._allow_fallback:
             return {}
@@ -252,7 +253,7 @@ class ModelJudge:
         for calls in call_counts:
             if calls.answered and calls.kernel in self._kernels:
                 served.setdefault(calls.kernel, []).append(calls.op)
-        cheats: dict[str, str] = {}
+        cheats: dict[str, Verdict] = {}
         for name, ops in served.items():
             self._send_status(f"checking what {name} calls")
             forbidden = forbidden_operators(op for op in map(table().get, self._kernels[name].ops) if op is not None)
@@ -261,8 +262,8 @@ class ModelJudge:
                     verdict = finder.first_cheat(baseline.aten, ops)
             except WorkerDiedError as death:
                 verdict = Verdict(death.kind, str(death))
-            if verdict is not None and verdict.kind is VerdictKind.CHEATED:
-                cheats[name] = verdict.reason
+            if verdict is not None:
+                cheats[name] = verdict
         return cheats
 
     @contextmanager
@@ -292,9 +293,9 @@ def _failed_trial(error: ModelProcessError, call_counts: list[ReportedCalls]) ->
     return TrialResult(error.kind, f"{prefix}{error}", error.running_kernel, [], call_counts)
 
 
-def _describe_cheats(cheats: dict[str, str]) -> str:
-    (name, reason), *others = cheats.items()
-    return f"{name} {reason}" + (f", and {len(others)} more kernels" if others else "")
+def _describe_cheats(cheats: dict[str, Verdict]) -> str:
+    (name, verdict), *others = cheats.items()
+    return f"{name} {verdict.reason}" + (f", and {len(others)} more kernels" if others else "")
 
 
 def _kernel_rows(
