@@ -10,7 +10,8 @@ import pytest
 from opforge.kernels.proof import proof_path
 from tests.command import opforge
 
-SMALL, WIDE = "((T([64, 33], f32),), {})", "((T([256, 256], bf16),), {})"
+SMALL = "((T([64, 33], f32),), {})"
+WIDE = "((T([512, 512], f32),), {})"  # on a machine with slow calls and fast memory, fewer bytes are latency-bound
 RIGHT = "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self <= 0, 0, self)\n"
 WRONG = RIGHT.replace("<= 0", "<= 0.5")
 
@@ -36,7 +37,7 @@ def test_a_right_kernel_is_raced_on_each_case(root, tmp_path):
     assert low <= speedup <= high
     assert kernel > 0
     assert aten > 0
-    assert re.fullmatch(r"  SOL +kernel [\d.]+ % +ATen [\d.]+ % +of [\d.]+ µs, memory-bound \(262,144 bytes, .*", sol)
+    assert re.fullmatch(r"  SOL +kernel [\d.]+ % +ATen [\d.]+ % +of [\d.]+ µs, memory-bound \(2,097,152 bytes, .*", sol)
     assert [p.name for p in tmp_path.iterdir()] == ["kernels"]  # nothing is left behind
 
 
