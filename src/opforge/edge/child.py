@@ -1,27 +1,31 @@
 """The child process: runs one step that imports torch, runs the user's code or may abort.
 
-Run as ``python -m opforge.edge.child STEP FD``, with the question on stdin; the answer goes to the
-descriptor FD. A step is a function from one message to another. Its module must not import torch
-at the top: the parent imports it too.
+``python -m opforge.edge.child FD`` imports torch and forks a process for each step. A step is a
+function from one message to another. Its module must not import torch at the top: the parent
+imports it too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from itertools import repeat
 from pathlib import Path
 from types import UnionType
-from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, NoReturn, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from opforge.errors import OpforgeError
 from opforge.procs import linux
-from opforge.procs.child import Child, child_environment, open_messages, send
+from opforge.procs.channel import Channel
+from opforge.procs.child import child_environment, message_pipe, send
+from opforge.procs.preloaded import PreloadedProcess, PreloadError, serve_forks
 
 STEPS = {
     "compare_schemas": "opforge.edge.build",
@@ -32,6 +36,12 @@ STEPS = {
     "describe_operators": "opforge.edge.from_package",
 }
 """The module of each step's function."""
+_LIBRARIES = {
+    "export_program": ("executorch.exir",),
+    "prepare_programs": ("executorch.exir",),
+    "run_jobs": ("executorch.runtime",),
+}
+"""What steps need beside torch. It is imported before forking, so that the next step has it too."""
 CHILD_LIMIT_S = 600.0
 _MAX_OUTPUT_LINES = 8
 
@@ -81,9 +91,13 @@ def ask(
     step: Callable[[Question], Answer], question: Question, *, label: str, limit_s: float = CHILD_LIMIT_S
 ) -> Answer:
     """Run a step in a child process, and return its answer or raise its error."""
-    command = [sys.executable, "-P", "-W", "ignore", "-m", "opforge.edge.child", step.__name__]
     text = json.dumps(question.wire(), default=os.fspath)
-    with Child(command, child_environment(), question=text, limit_s=limit_s, own_session=True) as child:
+    environment = child_environment()
+    try:
+        forked = _forking_process(environment).ask([step.__name__, text], environment, limit_s=limit_s)
+    except PreloadError as error:
+        raise ChildError(f"{label}: {error}") from None
+    with forked as child:
         reply = next((row for row, _ in child.messages()), None)
         code = child.wait()
         if child.timed_out:
@@ -91,11 +105,31 @@ def ask(
         if reply is None:
             raise ChildError(f"{label}: its process {linux.describe_returncode(code)}.{_output_tail(child.output())}")
     if "error" in reply:
-        error = OpforgeError(reply["error"])
-        error.exit_code = reply["code"]
-        raise error
+        problem = OpforgeError(reply["error"])
+        problem.exit_code = reply["code"]
+        raise problem
     answer: Answer = get_type_hints(step)["return"].from_wire(reply["answer"])
     return answer
+
+
+_running: list[PreloadedProcess] = []
+"""The process that forks the steps; none before the first step."""
+
+
+def _forking_process(environment: Mapping[str, str]) -> PreloadedProcess:
+    """Return the process that forks the steps; start one if there is none for this environment."""
+    if _running and not _running[0].fits(environment):
+        end_forking_process()
+    if not _running:
+        command = [sys.executable, "-P", "-W", "ignore", "-m", "opforge.edge.child"]
+        _running.append(PreloadedProcess(command, environment))
+    return _running[0]
+
+
+def end_forking_process() -> None:
+    """End the process that forks the steps, if there is one. The next step starts another."""
+    while _running:
+        _running.pop().close()
 
 
 def _output_tail(output: str) -> str:
@@ -113,15 +147,37 @@ def user_code(explain: Callable[[Exception], OpforgeError]) -> Iterator[None]:
 
 
 def main() -> None:
-    """Answer the question of this child process."""
-    pipe = open_messages()
-    name = sys.argv[1]
+    """Import torch, and fork a process for each step, until the parent hangs up."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a fork has no other thread
+
+    def prepare(question: list[str]) -> None:
+        for library in _LIBRARIES.get(question[0], ()):
+            with contextlib.suppress(ImportError):  # the step says what is missing
+                importlib.import_module(library)
+
+    def answer(question: list[str], pipe: int) -> NoReturn:
+        torch.set_num_threads(threads)
+        name, text = question
+        _answer(name, text, message_pipe(pipe))
+
+    serve_forks(Channel.from_fd(int(sys.argv[1])), prepare, answer)
+
+
+def _answer(name: str, text: str, pipe: BinaryIO) -> NoReturn:
+    """Run a step, send its answer, and end this process."""
     try:
         step = getattr(importlib.import_module(STEPS[name]), name)
-        question = get_type_hints(step)["question"].from_wire(json.load(sys.stdin))
+        question = get_type_hints(step)["question"].from_wire(json.loads(text))
         reply = {"answer": step(question).wire()}
     except OpforgeError as error:
         reply = {"error": str(error), "code": error.exit_code}
+    except BaseException:  # noqa: BLE001  # nothing may get back to the loop that forks
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
     send(pipe, reply)
     pipe.flush()
     sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -10,7 +11,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self
 
@@ -30,6 +31,23 @@ def child_environment(base: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return an environment in which Python finds this opforge, installed or not."""
     package = str(Path(__file__).resolve().parents[2])
     return {**base, "PYTHONPATH": os.pathsep.join(filter(None, [package, base.get("PYTHONPATH", "")]))}
+
+
+_READ_AT_IMPORT = (
+    "LD_LIBRARY_PATH", "HOME", "CUDA_HOME", "CUDA_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONHASHSEED", "PYTHONOPTIMIZE",
+    "PYTHONMALLOC", "PYTHONUTF8", "PYTHONDEVMODE", "PYTHONWARNINGS", "PYTHONNOUSERSITE", "PYTHONSAFEPATH",
+)  # fmt: skip
+"""Variables that take effect when Python, torch or Triton is imported."""
+_READ_AT_IMPORT_PREFIXES = ("TORCH", "TRITON_", "HELION_", "OMP_", "MKL_", "MALLOC_")
+
+
+def settings_read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that take effect before a process forks others. All others can be passed on to forks."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _READ_AT_IMPORT or name.startswith(_READ_AT_IMPORT_PREFIXES)
+    }
 
 
 def run_command(
@@ -59,12 +77,13 @@ def read_messages(file: _Readable) -> Iterator[tuple[Any, bytes]]:
 
 
 def open_messages() -> BinaryIO:
-    """In a child: die with the parent, and return the pipe for messages, named by the last argument.
-
-    Forks and programs of the child cannot write to it.
-    """
+    """In a child: die with the parent, and return the pipe for messages, named by the last argument."""
     linux.die_with_parent()
-    fd = int(sys.argv.pop())
+    return message_pipe(int(sys.argv.pop()))
+
+
+def message_pipe(fd: int) -> BinaryIO:
+    """In a child: return the pipe for messages. Forks and programs of the child cannot write to it."""
     os.set_inheritable(fd, False)
     pipe = os.fdopen(fd, "wb")
     os.register_at_fork(after_in_child=lambda: _disconnect(pipe))
@@ -77,43 +96,39 @@ def _disconnect(pipe: BinaryIO) -> None:
             os.dup2(null.fileno(), pipe.fileno(), inheritable=False)
 
 
-class Child:
-    """A process that sends messages; the last argument of its command is the pipe's descriptor.
+class RunningProcess(Protocol):
+    """What ``Child`` needs of a process, as ``subprocess.Popen`` has it."""
 
-    Leaving the ``with`` block kills the process if it still runs.
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+class MessageReader:
+    """The messages and the output of a process, with a time limit.
+
+    ``start`` starts it, given the pipe for its messages and the file for its output. Leaving the
+    ``with`` block kills the process if it still runs.
     """
 
     def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        question: str = "",
-        limit_s: float | None = None,
-        stdout: int | None = None,
-        own_session: bool = False,
+        self, start: Callable[[int, int], RunningProcess], *, limit_s: float | None, own_group: bool = False
     ) -> None:
-        """Start a process with a question on its stdin.
-
-        It may be silent for ``limit_s``. Its output is kept in a file; given a ``stdout``, it has
-        our stderr. In its own session, a Ctrl-C does not reach it, and all processes of the
-        session are killed with it.
-        """
-        self._limit_s, self._own_session = limit_s, own_session
+        self._limit_s, self._own_group = limit_s, own_group
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed on exit
         read, write = os.pipe()
         self._pipe = os.fdopen(read, "rb", buffering=0)
-        with tempfile.TemporaryFile() as stdin:
-            stdin.write(question.encode())
-            stdin.seek(0)
-            out, err = (self._output, self._output) if stdout is None else (stdout, None)
-            try:
-                self._process = subprocess.Popen(
-                    [*command, str(write)], stdin=stdin, stdout=out, stderr=err, pass_fds=[write], env=environment,
-                    start_new_session=own_session,
-                )  # fmt: skip
-            finally:
-                os.close(write)
+        try:
+            self._process = start(write, self._output.fileno())
+        except BaseException:
+            self._pipe.close()
+            self._output.close()
+            raise
+        finally:
+            os.close(write)
         self._pidfd = os.pidfd_open(self._process.pid)
         self.timed_out = False
 
@@ -169,5 +184,39 @@ class Child:
 
     def _kill(self) -> int:
         if self._process.poll() is None:
-            (os.killpg if self._own_session else os.kill)(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # another process may have waited for it just now
+                (os.killpg if self._own_group else os.kill)(self._process.pid, signal.SIGKILL)
         return self._process.wait()
+
+
+class Child(MessageReader):
+    """A program that sends messages; the last argument of its command is the pipe's descriptor."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        question: str = "",
+        limit_s: float | None = None,
+        stdout: int | None = None,
+        own_session: bool = False,
+    ) -> None:
+        """Start a program with a question on its stdin.
+
+        It may be silent for ``limit_s``. Its output is kept in a file; given a ``stdout``, it has
+        our stderr. In its own session, a Ctrl-C does not reach it, and all processes of the
+        session are killed with it.
+        """
+
+        def start(pipe: int, output: int) -> subprocess.Popen[bytes]:
+            with tempfile.TemporaryFile() as stdin:
+                stdin.write(question.encode())
+                stdin.seek(0)
+                out, err = (output, output) if stdout is None else (stdout, None)
+                return subprocess.Popen(
+                    [*command, str(pipe)], stdin=stdin, stdout=out, stderr=err, pass_fds=[pipe], env=environment,
+                    start_new_session=own_session,
+                )  # fmt: skip
+
+        super().__init__(start, limit_s=limit_s, own_group=own_session)

@@ -14,15 +14,10 @@ from typing import Any
 
 from opforge import cache
 from opforge.errors import OpforgeError
+from opforge.procs.child import settings_read_at_import
 from opforge.sandbox.guard import landlock, readable_paths
 
 _CREDENTIALS = struct.Struct("3i")
-_READ_AT_IMPORT = (
-    "LD_LIBRARY_PATH", "HOME", "CUDA_HOME", "CUDA_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONHASHSEED", "PYTHONOPTIMIZE",
-    "PYTHONMALLOC", "PYTHONUTF8", "PYTHONDEVMODE", "PYTHONWARNINGS", "PYTHONNOUSERSITE", "PYTHONSAFEPATH",
-)  # fmt: skip
-_READ_AT_IMPORT_PREFIXES = ("TORCH", "TRITON_", "HELION_", "OMP_", "MKL_", "MALLOC_")
-"""Variables that took effect before the server forks: must be equal. All others are passed on."""
 
 
 class ServerRefusedError(OpforgeError):
@@ -129,8 +124,8 @@ def _check_version(ours: Version, theirs: Version) -> None:
 
 
 def _check_environment(theirs: Mapping[str, str]) -> None:
-    ours = _at_import(os.environ)
-    wanted = _at_import(theirs)
+    ours = settings_read_at_import(os.environ)
+    wanted = settings_read_at_import(theirs)
     interpret = "TRITON_INTERPRET"
     if ours.get(interpret) != wanted.get(interpret):
         raise OtherDeviceError("the server is for another kind of device")
@@ -140,14 +135,6 @@ def _check_environment(theirs: Mapping[str, str]) -> None:
                 f"the server was started with {name}={ours.get(name)!r}, and this command has {wanted.get(name)!r}; "
                 "restart `opforge warm`"
             )
-
-
-def _at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in environment.items()
-        if name in _READ_AT_IMPORT or name.startswith(_READ_AT_IMPORT_PREFIXES)
-    }
 
 
 def _check_folders(hello: Hello) -> None:
