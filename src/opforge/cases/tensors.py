@@ -178,8 +178,9 @@ class Renewal:
         starts = range(_NOISE_STARTS + 1) if only is None else range((start := _noise_start(only)), start + 1)
         self._first_start = starts[0]
         places = torch.arange(starts[0], starts[-1] + self._count, device=words.device)
-        noise = _pseudorandom(words[places % self._count], places.to(words.dtype))
-        changes = torch.zeros_like(words)
+        around = _cyclic_range(words, starts[0], len(places))
+        noise = _pseudorandom(around, places.to(words.dtype))
+        changes = None
         if floats:
             real = dtype.to_real() if dtype.is_complex else dtype
             info = torch.finfo(real)
@@ -187,15 +188,19 @@ class Renewal:
             size = words & torch.iinfo(words.dtype).max
             largest = int(torch.tensor(info.max, dtype=real).view(words.dtype))
             noise &= (1 << max(1, mantissa - 3)) - 1
-            changes -= ((size >= 2 << mantissa) & (size <= largest)).to(words.dtype)  # all bits set, or none
+            changes = (size >= 2 << mantissa) & (size <= largest)
         elif dtype != torch.bool:
-            noise = words[places % self._count] * (noise & 1)
-            changes -= (words != 0).to(words.dtype)
+            noise = around * (noise & 1)
+            changes = words != 0
         self._exchanges = not floats
-        self._changes_all = bool((changes == -1).all())
-        # doubled, so that each rotation is a contiguous range
         self._noise = noise
-        self._doubled_words, self._changes = (torch.cat((t, t)) for t in (words, changes))
+        # doubled, so that each rotation is a contiguous range
+        self._doubled_words = torch.cat((words, words))
+        self._changes_all = changes is not None and bool(changes.all())
+        """Whether every element may change; else those that do have all bits set in ``_changes``."""
+        if not self._changes_all:
+            mask = torch.zeros_like(words) if changes is None else changes.to(words.dtype).neg_()
+            self._changes = torch.cat((mask, mask))
 
     def contents(self, seeds: list[int]) -> list[torch.Tensor]:
         """Return the contents for each seed."""
@@ -233,10 +238,17 @@ def _noise_start(seed: int) -> int:
     return seed // 7 % _NOISE_STARTS
 
 
+def _cyclic_range(words: torch.Tensor, start: int, length: int) -> torch.Tensor:
+    """Return a range of words that begins anew behind the last one; copied in pieces, which is faster than by index."""
+    pieces = [words[start % len(words) :][:length]]
+    whole, rest = divmod(length - len(pieces[0]), len(words))
+    return torch.cat([*pieces, words.repeat(whole), words[:rest]])
+
+
 def _pseudorandom(words: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Return pseudorandom numbers: overflowing products, upper halves folded in, twice."""
     half, mixed = 4 * words.element_size(), words + places
     for factor in (0x2545F491, 0x9E3779B1):
-        mixed = (mixed + 77) * torch.tensor(factor).to(words.dtype)
+        mixed.add_(77).mul_(torch.tensor(factor).to(words.dtype))
         mixed ^= mixed >> half
     return mixed

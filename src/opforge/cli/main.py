@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
 from opforge.errors import DiskFullError, OpforgeError, is_disk_full
 from opforge.procs import linux
@@ -77,6 +79,12 @@ def _register() -> None:
 _register()
 
 
+@functools.cache
+def _command() -> Any:
+    """Return the parser of the command line; making it takes longer than parsing."""
+    return get_command(app)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit with its code."""
     sys.exit(call(arguments))
@@ -87,7 +95,7 @@ def call(arguments: list[str] | None = None) -> int:
     if backend := linux.remove_kernel_variables():
         sys.stderr.write(f"opforge: OPFORGE_BACKEND={backend} is ignored here: kernels are compared with ATen\n")
     try:
-        result: Any = app(args=arguments, prog_name="opforge", standalone_mode=False)
+        result: Any = _command().main(args=arguments, prog_name="opforge", standalone_mode=False)
     except OpforgeError as error:
         sys.stderr.write(f"opforge: {error}\n")
         return error.exit_code

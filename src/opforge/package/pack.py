@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.machinery import PathFinder
-from importlib.metadata import distribution, distributions, packages_distributions
+from importlib.metadata import Distribution, distribution, distributions, packages_distributions
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
@@ -167,10 +167,9 @@ _RESERVED_NAMES = {
 def _is_installed_name(name: str) -> bool:
     """Whether an installed distribution or module, other than a packed backend, has this name."""
     foreign = {
-        str(installed.metadata.json.get("name", ""))  # empty if an installation is broken
+        _field(installed, "Name")
         for installed in distributions()
-        if installed.metadata.json.get("summary") != _SUMMARY
-        or not installed.entry_points.select(group="torch.backends")
+        if not installed.entry_points.select(group="torch.backends") or _field(installed, "Summary") != _SUMMARY
     }
     modules = {module for module, owners in packages_distributions().items() if not foreign.isdisjoint(owners)}
     if _normal(name) in {_normal(other) for other in foreign | modules if other}:
@@ -179,6 +178,12 @@ def _is_installed_name(name: str) -> bool:
     if spec is None or spec.origin is None:  # any folder is a namespace package
         return False
     return not (Path(spec.origin).parent / "_runtime" / "enabling.py").is_file()
+
+
+def _field(installed: Distribution, name: str) -> str:
+    """Return a field of a distribution's metadata; empty if it is not there, as in a broken installation."""
+    values: list[str] | None = installed.metadata.get_all(name)
+    return values[0] if values else ""
 
 
 def _check_encoding(file: Path) -> None:

@@ -21,7 +21,8 @@ class RegistrationSnapshot:
     """Digests of everything registered under ``aten``, taken before any kernel is loaded."""
 
     def __init__(self) -> None:
-        self._known = {name: _described(name) for name in _names()}
+        self._all_names = _all_names()
+        self._known = {name: _described(name) for name in _aten_names(self._all_names)}
         self._harness_operators = [name for name in self._known if name[len(_NAMESPACE) :].partition(".")[0] in HARNESS]
 
     def changed(self, ignored: Iterable[str] = (), *, thorough: bool = True) -> list[str]:
@@ -31,20 +32,25 @@ class RegistrationSnapshot:
         that the harness needs are checked.
         """
         trapped = {f"{_NAMESPACE}{name.removesuffix('.default')}" for name in ignored}
-        names = set(_names())
-        changes = [*(names - self._known.keys()), *(self._known.keys() - names)]
+        now = _all_names()
+        names = self._known.keys() if now == self._all_names else set(_aten_names(now))
         looked_at = self._known if thorough else self._harness_operators
-        changes += [n for n in looked_at if n in names and n not in trapped and _described(n) != self._known[n]]
-        return sorted(changes)
+        changes = [n for n in looked_at if n in names and n not in trapped and _described(n) != self._known[n]]
+        return sorted([*changes, *(names ^ self._known.keys())])
 
 
 registration_snapshot = functools.cache(RegistrationSnapshot)
 """Snapshot of the registrations; the server takes it before any kernel loads."""
 
 
-def _names() -> list[str]:
+def _all_names() -> list[str]:
     # torch has no public list of operators
-    return [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(_NAMESPACE)]  # noqa: SLF001
+    names: list[str] = torch._C._dispatch_get_all_op_names()  # noqa: SLF001
+    return names
+
+
+def _aten_names(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(_NAMESPACE)]
 
 
 def _described(name: str) -> int:
