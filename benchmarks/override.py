@@ -1,6 +1,6 @@
 """What a call costs with a kernel in ATen's place, by the way the kernel is put there: 20 operators, small and large tensors.
 
-All ways take turns in every round. The figures are medians over the rounds of the difference to ATen's call in the same
+Each way takes turns with ATen. The figures are medians over the rounds of the difference to ATen's call in the same
 round: what drifts between rounds cancels out. On a GPU the kernels are in Triton, those of examples/triton_kernels and
 simple ones written here, and "native" replays their launch plans; on a CPU they are in C++, where an operator has one.
 
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from taking_turns import pair
 from torch.nn import functional
 
 import opforge
@@ -86,8 +87,9 @@ SIZES = {
 }
 """Rows and columns of most operators, and the side of matrices."""
 PROVEN, NOT_PROVEN = 1 << 26, 2
-SLOW_ROUNDS = 5
+SLOW_ROUNDS = 3
 """Rounds of ways that go through Python: they cost so much more that a few are enough."""
+NATIVE_WAYS = ("passed on", "served")
 Way = Callable[[], AbstractContextManager[Any]]
 
 
@@ -219,7 +221,6 @@ def ways(one: Operator, root: Path, device: str, *, gems: bool) -> dict[str, Way
     declines = (DECLINES.format(op=one.op), ".py")
     unproven = write(root / "unproven", one, declines, device, NOT_PROVEN)
     found: dict[str, Way] = {
-        "ATen": nullcontext,
         "ATen again": nullcontext,
         "passed on": partial(enabled, unproven, one, device, native=True),
         "passed on, Python": partial(enabled, unproven, one, device, native=False),
@@ -253,24 +254,26 @@ def time_call(call: Callable[[], Any], count: int, device: str) -> float:
     return took / count * 1e6
 
 
-def measure(one: Operator, root: Path, given: argparse.Namespace) -> tuple[dict[str, list[float]], str]:
-    """Return the times of a call in every round by way, and how many served calls were native."""
-    found = ways(one, root, given.device, gems=given.flag_gems)
-    times: dict[str, list[float]] = {name: [] for name in found}
-    replayed = served = 0
-    for number in range(given.rounds):
-        for name, way in found.items():
-            if number >= SLOW_ROUNDS and ("Python" in name or name in ("Library.impl", "FlagGems")):
-                continue
-            with way() as made:
-                times[name].append(time_call(one.call, given.calls, given.device))
-                if name == "served":
-                    counters = made.counters().values()
-                    served += sum(c["served"] for c in counters)
-                    replayed += sum(c.get("replayed", 0) for c in counters)
-    if "served" not in times:
-        return times, ""
-    return times, f"{replayed} of {served} replayed" if given.device == "cuda" else f"{served} served"
+def measure(one: Operator, root: Path, given: argparse.Namespace) -> tuple[dict[str, list[tuple[float, float]]], str]:
+    """Return the times of a call and of ATen's in every round by way, and how many served calls were native."""
+    call = partial(time_call, one.call, given.calls, given.device)
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    counted = ""
+    for name, way in ways(one, root, given.device, gems=given.flag_gems).items():
+        if name not in NATIVE_WAYS:  # put in place anew in each round
+            pairs[name] = []
+            for _ in range(SLOW_ROUNDS if name != "ATen again" else given.rounds):
+                aten = call()
+                with way():
+                    pairs[name].append((call(), aten))
+            continue
+        with way() as made:
+            pairs[name] = [pair(call, call, aten_first=number % 2 == 0) for number in range(given.rounds)]
+            if name == "served":
+                counters = made.counters().values()
+                served, replayed = (sum(c.get(key, 0) for c in counters) for key in ("served", "replayed"))
+                counted = f"{replayed} of {served} replayed" if given.device == "cuda" else f"{served} served"
+    return pairs, counted
 
 
 def main() -> None:
@@ -299,14 +302,14 @@ def main() -> None:
             root = Path(tempfile.mkdtemp())
             with contextlib.ExitStack() as stack:
                 stack.callback(shutil.rmtree, root)
-                times, served = measure(one, root, given)
-            aten = times["ATen"]
-            more = {n: statistics.median(t - a for t, a in zip(times[n], aten, strict=False)) for n in times}
-            ratios.append(statistics.median(t / a for t, a in zip(times["passed on"], aten, strict=True)))
+                pairs, served = measure(one, root, given)
+            more = {name: statistics.median(t - aten for t, aten in rounds) for name, rounds in pairs.items()}
+            ratios.append(statistics.median(t / aten for t, aten in pairs["passed on"]))
+            aten_us = statistics.median(aten for _, aten in pairs["passed on"])
             for name in rows:
                 differences[name] += [more[name]] if name in more else []
             cells = "".join(f"{more[name]:>+19.2f}" if name in more else f"{'':>19}" for name in rows)
-            print(f"{one.name:18} {size} {statistics.median(aten):>8.2f}{cells}   {served}", flush=True)
+            print(f"{one.name:18} {size} {aten_us:>8.2f}{cells}   {served}", flush=True)
     cells = "".join(f"{max(differences[n]):>+19.2f}" if differences[n] else f"{'':>19}" for n in rows)
     print(f"{'worst':18} {'':5} {'':>8}{cells}")
     print(f"passed on, times ATen's call: median {statistics.median(ratios):.2f}, worst {max(ratios):.2f}")

@@ -7,13 +7,12 @@ First the models' calls are traced, without computing, and the kernels are judge
 (`--runtime native`), which leaves proofs. Then each model, with random weights, runs at a small and a large batch with ATen
 alone, with what is proven (`policy="proven"`), and with all kernels (`policy="all"`), in turns. Errors are against a run in
 float64: the largest difference, over the largest value. A decoder that keeps a cache makes 16 more calls with a token each.
-Times of different ways are compared within a round: a model's runs, or a block of training steps.
+Times are compared in pairs: each run, or step of training, beside one of ATen.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import shutil
@@ -26,10 +25,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from taking_turns import Pairs, aten_in_place, ratio_text, take_turns
 
 import opforge
 from opforge.traces import trace_file
@@ -52,13 +53,13 @@ LAYERS = {"LlamaForCausalLM": 8, "MixtralForCausalLM": 2}
 TRACED_LAYERS = 1
 """Layers repeat shapes."""
 TOKENS = 16
-ROUND_S, MOST_RUNS = 0.05, 10
-"""How long a way's turn is to take in a race, and in how many runs at most. The shorter, the less drifts meanwhile."""
-ROUNDS, MOST_ROUNDS, RACE_S = 9, 20, 8.0
-"""Of a race: at least so many, and more of a fast model, within these seconds."""
-BLOCK_STEPS, WARM_STEPS = 20, 3
-"""Steps of training in one way before another one's turn, and how many of them are not timed."""
+RACE_S = {"proven": 9.0, "all": 2.0}
+LEAST_PAIRS, MOST_PAIRS = 8, 500
+"""Pairs of runs of a way and of ATen in a race, within its seconds."""
+WARM_STEPS = 3
+"""Steps of training that are not timed: calls get their plans."""
 WAYS = ("ATen", "proven", "all")
+PRODUCTS = {"mm", "addmm", "bmm"}
 WIDE = "ATen in float32"
 
 
@@ -75,6 +76,8 @@ def main() -> None:
     for name in ("layers", "seq"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--steps", type=int, default=200, help="of training")
+    parser.add_argument("--most-calls", type=int, help="judge at most so many calls of each operator (default: all)")
+    parser.add_argument("--most-products", type=int, help="the same for matrix products, which take longest")
     parser.add_argument("--keep", type=Path, help="a folder for proven kernels; what is in one is not proven again")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -137,6 +140,7 @@ def prove(kernels: Path, trace: Path, names: list[str], options: argparse.Namesp
         for call in made.calls
         if any(name in seen.model for seen in call.seen for name in names) and call.op.split(".")[0] in served
     ]
+    calls = [call for group in by_operator(calls) for call in evenly(group, options)]
     chosen, out = kernels.parent / "chosen.parquet", kernels.parent / "proving"
     trace_file.write_trace(chosen, replace(made, calls=calls))
     begun = time.monotonic()
@@ -152,6 +156,20 @@ def prove(kernels: Path, trace: Path, names: list[str], options: argparse.Namesp
     took = time.monotonic() - begun
     print(f"{len(calls)} calls of these models judged and timed in {took:.0f} s\n{done.stdout}", flush=True)
     return {"calls": len(calls), "seconds": took, "said": done.stdout}
+
+
+def by_operator(calls: list[Any]) -> list[list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for call in calls:
+        found.setdefault(call.op, []).append(call)
+    return list(found.values())
+
+
+def evenly(calls: list[Any], options: argparse.Namespace) -> list[Any]:
+    """Return the calls of an operator to judge, from all over the list."""
+    product = calls[0].op.split(".")[0] in PRODUCTS and options.most_products
+    most = product or options.most_calls or len(calls)
+    return calls[:: -(-len(calls) // most)]
 
 
 def settings_of(name: str, batch: int, options: argparse.Namespace) -> tuple[Any, Any]:
@@ -179,9 +197,7 @@ def under(name: str, made_from: tuple[Any, Any], kernels: Path, device: str) -> 
                 answers[way] = call(made)
                 counters[way] = difference(enabled.counters(), before)
     outcome["counters"] = {way: counted(counters[way]) for way in WAYS[1:]}
-    times = race(made, kernels, device)
-    outcome["ms"] = {way: statistics.median(times[way]) for way in WAYS}
-    outcome["rounds"] = times
+    outcome["pairs"] = race(made, kernels, device)
     true, outcome["standard"] = standard(made)
     outcome["error"] = {way: apart(answers[way], true) for way in WAYS}
     outcome["same_choice"] = {way: same_choice(answers[way], answers["ATen"]) for way in WAYS[1:]}
@@ -223,40 +239,17 @@ def call(made: ModelWithInputs) -> list[torch.Tensor]:
     return found
 
 
-def race(made: ModelWithInputs, kernels: Path, device: str) -> dict[str, list[float]]:
-    """Return milliseconds of a run by way, the ways in turns."""
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
-    runs = 0
-    end = time.monotonic() + RACE_S
-    for turn in range(MOST_ROUNDS + 1):
-        if turn > ROUNDS and time.monotonic() > end:
-            break
-        for way in WAYS[turn % 3 :] + WAYS[: turn % 3]:
-            with installed(way, kernels, device) as enabled:
-                call(made)
-                if enabled:
-                    enabled.learn()
-                settle(device)
-                begun = time.perf_counter()
-                call(made)
-                settle(device)
-                runs = runs or min(MOST_RUNS, 1 + int(ROUND_S / (time.perf_counter() - begun)))
-                gc.collect()
-                gc.disable()
-                begun = time.perf_counter()
-                for _ in range(runs):
-                    call(made)
-                settle(device)
-                took = (time.perf_counter() - begun) / runs * 1e3
-                gc.enable()
-            if turn:
-                times[way].append(took)
+def race(made: ModelWithInputs, kernels: Path, device: str) -> dict[str, Pairs]:
+    """Return milliseconds of runs by way, each beside a run of ATen."""
+    run = partial(call, made)
+    times: dict[str, Pairs] = {}
+    for way in WAYS[1:]:
+        with installed(way, kernels, device) as enabled:
+            run()
+            enabled.learn()
+            run()
+            times[way] = take_turns(run, run, device, least=LEAST_PAIRS, most=MOST_PAIRS, seconds=RACE_S[way])
     return times
-
-
-def settle(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
 
 
 def standard(made: ModelWithInputs) -> tuple[list[torch.Tensor], str]:
@@ -301,14 +294,13 @@ def counted(counters: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def show(name: str, outcome: dict[str, Any]) -> None:
     print(f"\n{name} ({outcome['kind']}, {outcome['dtype']}, {outcome['parameters'] / 1e6:.0f} M parameters)")
-    for way in WAYS:
-        rounds = sorted(outcome["rounds"][way])
-        line = f"  {way:7} {outcome['ms'][way]:8.2f} ms ({rounds[0]:.2f} to {rounds[-1]:.2f})"
-        line += f"   error against {outcome['standard']} {outcome['error'][way]:.2e}"
-        if way != "ATen":
-            line += f", {ratio(outcome, way):.3f} × ATen"
-            line += f" ({outcome['error'][way] / outcome['error']['ATen']:.2f} of ATen's), same choice {outcome['same_choice'][way]:.2%}"
-        print(line)
+    aten = [aten for _, aten in outcome["pairs"]["proven"]]
+    print(f"  ATen    {times_text(aten)}   error against {outcome['standard']} {outcome['error']['ATen']:.2e}")
+    for way, pairs in outcome["pairs"].items():
+        print(
+            f"  {way:7} {times_text([took for took, _ in pairs])}, {ratio_text(pairs)}   error {outcome['error'][way]:.2e} "
+            f"({outcome['error'][way] / outcome['error']['ATen']:.2f} of ATen's), same choice {outcome['same_choice'][way]:.2%}"
+        )
     for way in WAYS[1:]:
         tally = outcome["counters"][way]
         served = ", ".join(f"{op} {n}" for op, n in tally["served"].items()) or "none"
@@ -319,69 +311,36 @@ def show(name: str, outcome: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def ratio(outcome: dict[str, Any], way: str) -> float:
-    """Return a way's time as a multiple of ATen's in the same round: the median, for what drifts between rounds cancels out."""
-    pairs = zip(outcome["rounds"][way], outcome["rounds"]["ATen"], strict=True)
-    return statistics.median(mine / aten for mine, aten in pairs)
+def times_text(times: list[float]) -> str:
+    return f"{statistics.median(times):8.2f} ms ({min(times):.2f} to {max(times):.2f})"
 
 
 def train(kernels: Path, device: str, steps: int) -> dict[str, Any]:
-    """Train one small decoder in each way, from the same weights on the same data, the ways in turns.
-
-    Each block of steps is timed after its first steps, by which the calls are known and have their plans.
-    """
-    names = (*WAYS, WIDE)
-    training = {name: Training(device, steps, narrow=name != WIDE) for name in names}
-    times: dict[str, list[float]] = {name: [] for name in names}
-    counts: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS[1:]}
-    for turn, begin in enumerate(range(0, steps, BLOCK_STEPS)):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            end, warm = min(begin + BLOCK_STEPS, steps), min(begin + WARM_STEPS, steps)
-            with installed("ATen" if name == WIDE else name, kernels, device) as enabled:
-                for step in range(begin, warm):
-                    training[name].run(step, step + 1)
-                    if enabled:
-                        enabled.save_plans()  # later blocks load them
-                before = enabled.counters() if enabled else {}
-                settle(device)
-                gc.collect()
-                gc.disable()
-                begun = time.perf_counter()
-                training[name].run(warm, end)
-                settle(device)
-                took = time.perf_counter() - begun
-                gc.enable()
-                if enabled:
-                    counts[name].append(difference(enabled.counters(), before))
-            if end > warm:
-                times[name].append(took / (end - warm) * 1e3)
-    return {
-        "curves": {name: training[name].losses() for name in names},
-        "steps_of_a_block": BLOCK_STEPS,
-        "rounds": times,
-        "ms": {name: statistics.median(times[name]) for name in names if times[name]},
-        "counters": {name: counted(together(blocks)) for name, blocks in counts.items()},
-    }
-
-
-def together(blocks: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Add up what was counted in several blocks."""
-    found: dict[str, dict[str, Any]] = {}
-    for op, row in (item for block in blocks for item in block.items()):
-        total = found.setdefault(op, {"served": 0, "replayed": 0, "planned": False, "aten": {}})
-        total["served"] += row["served"]
-        total["replayed"] += row["replayed"]
-        total["planned"] |= row["planned"]
-        for reason, count in row["aten"].items():
-            total["aten"][reason] = total["aten"].get(reason, 0) + count
-    return found
+    """Train one small decoder in each way, from the same weights on the same data, beside one with ATen."""
+    curves: dict[str, list[float]] = {}
+    pairs: dict[str, Pairs] = {}
+    counts: dict[str, dict[str, Any]] = {}
+    for name in (*WAYS[1:], WIDE):
+        aten, way = Training(device, steps), Training(device, steps, narrow=name != WIDE)
+        with installed("ATen" if name == WIDE else name, kernels, device) as enabled:
+            way.run(WARM_STEPS)
+            with aten_in_place():
+                aten.run(WARM_STEPS)
+            if enabled:
+                enabled.learn()
+            before = enabled.counters() if enabled else {}
+            count = steps - WARM_STEPS
+            pairs[name] = take_turns(way.run, aten.run, device, least=count, most=count, seconds=0)
+            if enabled:
+                counts[name] = counted(difference(enabled.counters(), before))
+        curves |= {"ATen": aten.losses(), name: way.losses()}
+    return {"curves": curves, "pairs": pairs, "counters": counts}
 
 
 class Training:
     """A model in training, which goes on where it was left."""
 
-    def __init__(self, device: str, steps: int, *, narrow: bool) -> None:
+    def __init__(self, device: str, steps: int, *, narrow: bool = True) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         torch.manual_seed(0)
@@ -398,9 +357,10 @@ class Training:
         self._text = chain(steps * 8, 128).to(device)
         self._losses: list[torch.Tensor] = []
 
-    def run(self, begin: int, end: int) -> None:
-        for step in range(begin, end):
-            ids = self._text[step * 8 : step * 8 + 8]
+    def run(self, steps: int = 1) -> None:
+        for _ in range(steps):
+            begin = 8 * len(self._losses)
+            ids = self._text[begin : begin + 8]
             with torch.autocast(self._device.split(":", maxsplit=1)[0], torch.bfloat16, enabled=self._narrow):
                 loss = self._model(input_ids=ids, labels=ids).loss
             loss.backward()
@@ -432,10 +392,9 @@ def show_training(outcome: dict[str, Any]) -> None:
     for way in list(curves)[1:]:
         off: Callable[[tuple[float, float]], float] = lambda pair: abs(pair[0] - pair[1]) / pair[1]  # noqa: E731
         print(f"{way}: at most {max(map(off, zip(curves[way], curves['ATen'], strict=True))):.2%} from ATen's loss")
-    for way, ms in outcome["ms"].items():
-        rounds = sorted(outcome["rounds"][way])
-        ratios = f"{ratio(outcome, way):.3f} × ATen in {len(rounds)} rounds"
-        print(f"a step, {way}: {ms:.2f} ms ({rounds[0]:.2f} to {rounds[-1]:.2f}), {ratios}")
+    print(f"a step, ATen: {times_text([aten for _, aten in outcome['pairs']['proven']])}")
+    for way, pairs in outcome["pairs"].items():
+        print(f"a step, {way}: {times_text([took for took, _ in pairs])}, {ratio_text(pairs)}")
     for way, tally in outcome["counters"].items():
         print(
             f"{way}: served {sum(tally['served'].values())} {tally['served']}, {tally['replayed']} replayed of "
