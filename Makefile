@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-JOBS ?= 2
+# One more than there are cores: a test that waits for a time limit leaves its core to others.
+JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 # pip compiles every module on one core. What a kernel's process may import is compiled below, on all; it cannot write there.
 # (torch has files for newer Pythons, which older ones cannot compile.)
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
@@ -18,8 +19,8 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[dev,triton]'
-	$(PIP) --no-deps executorch torchao
-	$(BIN)/python -m compileall -qq -j $(JOBS) $(VENV)/lib/python3*/site-packages/torch $(VENV)/lib/python3*/site-packages/triton || :
+	$(BIN)/python -m compileall -qq -j $(JOBS) $(VENV)/lib/python3*/site-packages/torch $(VENV)/lib/python3*/site-packages/triton & \
+	$(PIP) --no-deps executorch torchao; installed=$$?; wait; exit $$installed
 	touch $(STAMP)
 
 # Chromium, in which the tests look at report.html; installed where that can be done, and not needed for anything else.

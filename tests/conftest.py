@@ -19,6 +19,8 @@ NOT_PROOFS = shutil.ignore_patterns("*.proof.json*")
 """For copies of examples: other tests judge these examples and write proofs beside them meanwhile."""
 os.environ.setdefault("OPFORGE_CACHE", str(ROOT / ".cache" / "opforge"))
 os.environ.setdefault("OPFORGE_KEY", str(ROOT / ".cache" / "key"))
+# Test workers share the cores, and waiting OpenMP threads would keep these busy.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 SHORT_RACE_S = 0.25
 """Seconds of a race in tests that do not depend on a precise time."""
 _RACE_VARIABLE = "OPFORGE_RACE_SECONDS"

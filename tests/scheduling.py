@@ -1,6 +1,7 @@
 """Order and group tests by their measured durations, so that workers end at the same time.
 
-A group is what one worker runs in one go: a file, whose tests share fixtures, or a single test of a file in ``APART``.
+A group is what one worker runs in one go: a file, whose tests share fixtures, a folder in ``TOGETHER``, or a single test
+of a file in ``APART``.
 The groups that take longest begin. ``make durations`` measures anew: pytest then gets ``--store-durations``.
 """
 
@@ -17,6 +18,8 @@ from xdist.scheduler import LoadScopeScheduling
 FILE = Path(__file__).parent / "durations.json"
 APART = {"tests/test_docs.py"}
 """Files whose tests share nothing that is costly."""
+TOGETHER = ("tests/edge",)
+"""Folders whose files share a process: it imports ExecuTorch once for each test worker that asks."""
 _LEAST_S = 0.5
 """Groups that take less are not worth a line in the file."""
 
@@ -48,7 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def group_of(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
-    return nodeid if file in APART else file
+    folder = file.rpartition("/")[0]
+    return nodeid if file in APART else folder if folder in TOGETHER else file
 
 
 @pytest.hookimpl(trylast=True)  # when the tests that are not wanted are left out

@@ -24,6 +24,7 @@ def backendbench(*words, cwd):
     return in_this_process(main, *words, cwd=cwd)
 
 
+@pytest.mark.slow
 def test_options_without_an_equivalent_are_explained(tmp_path):
     words = ["--log-level", "ERROR", "--no-daemon", "--num-workers", "1", "--dsl", "cutedsl", "--llm-attempts", "3"]
     done = backendbench("--suite", "smoke", *words, "--disable-output-logs", cwd=tmp_path)

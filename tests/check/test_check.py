@@ -162,14 +162,14 @@ CONTRACTS = {
 
 SOME_CONTRACTS = (
     "fake_shape", "fake_missing", "fake_fixed_size", "fake_of_contents", "undeclared_write", "alias_of_python",
-    "gradient_wrong", "gradient_missing", "breaks_graph", "not_contiguous", "not_deterministic", "vmap_of_first", "untagged_random",
+    "gradient_wrong", "gradient_missing", "not_contiguous", "not_deterministic", "vmap_of_first", "untagged_random",
 )  # fmt: skip
-"""At least one for every check."""
+"""At least one for every check but `compile`, which takes long."""
 
 
 @pytest.fixture(
     scope="module",
-    params=[(SOME_CONTRACTS, ("opcheck", "mask")), slow(((), ()))],
+    params=[(SOME_CONTRACTS, ("opcheck", "mask", "compile")), slow(((), ()))],
     ids=["some", "all"],
 )
 def contracts(request) -> CheckReport:
@@ -188,11 +188,16 @@ def test_defects_of_contracts(contracts):
 
 
 def test_places_are_named(contracts):
-    (finding,) = by_name(contracts)["breaks_graph"].findings_with(Status.FAILED)
-    assert "defects/contracts.py:" in finding.what
-    assert "`if x.abs().sum().item() < 0:`" in finding.what
     (finding,) = (f for f in by_name(contracts)["fake_of_contents"].findings_with(Status.FAILED) if f.check == "fake")
     assert "`if x.sum().item() > 0:`" in finding.what
+
+
+def test_a_graph_break_is_named_with_its_place():
+    (operator,) = check(HERE / "defects" / "contracts.py", ops=("breaks_graph",), skip=all_but("compile")).operators
+    holds(operator, *CONTRACTS["breaks_graph"])
+    (finding,) = operator.findings_with(Status.FAILED)
+    assert "defects/contracts.py:" in finding.what
+    assert "`if x.abs().sum().item() < 0:`" in finding.what
 
 
 def test_a_random_operator_that_does_not_say_so_is_noted(contracts):
@@ -456,6 +461,7 @@ def test_calls_that_only_the_operator_accepts_may_be_invalid(helped):
     assert not any("may be invalid" in what for what in notes["square"] + notes["count"])
 
 
+@pytest.mark.slow
 def test_an_operator_without_a_tensor_as_result_is_not_compiled(tmp_path):
     file = tmp_path / "counts.py"
     file.write_text(
@@ -570,6 +576,7 @@ def test_an_operator_of_torch_by_name_where_the_cache_is_broken(tmp_path, monkey
     assert modules != sorted(modules), "as they were imported: in another order some are refused"
 
 
+@pytest.mark.slow
 def test_an_operator_by_name_with_what_registers_it(tmp_path):
     folder = package(
         tmp_path, "by_name", ONLY_MATRIX.format(name="by_name"), opforge_inputs=INPUTS.format(name="by_name")

@@ -364,6 +364,7 @@ def test_nor_may_it_decline_its_first_call_or_die_where_it_is_watched(judge):
     assert verdicts == {"gelu": "cheated", "tanh": "crashed"}
 
 
+@pytest.mark.slow
 def test_and_it_may_when_that_is_allowed(place):
     (place / "kernels" / "relu" / "relu_implementation_1.py").write_text(
         "import torch\ndef relu_kernel_impl(self):\n    return torch.relu(self)\n"

@@ -6,6 +6,7 @@ import ast
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -20,10 +21,17 @@ from tests.install.proving import prove, write
 RELU = "import torch\ndef relu_kernel_impl(self):\n    return torch.where(self <= 0, 0, self)\n"
 
 
-def test_run_writes_everything(tmp_path):
-    out = tmp_path / "run"
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """A run of ATen that has ended, and what the command answered. Copy the folder to change it."""
+    out = tmp_path_factory.mktemp("smoke") / "run"
     done = opforge("run", "--suite", "smoke", "--backend", "aten", "--out", str(out))
     assert done.returncode == 0, done.stderr
+    return done, out
+
+
+def test_run_writes_everything(smoke):
+    done, out = smoke
     assert "correctness  1.0000" in done.stdout
     assert "perf@1" in done.stdout
     names = {p.name for p in out.iterdir()} - {".lock"}
@@ -88,7 +96,7 @@ def test_report_shows_a_run_again(tmp_path, kernel_directory):
     assert "holds no run" in opforge("report", str(out / "results.jsonl")).stderr
 
 
-@pytest.mark.parametrize("command", [["-m", "BackendBench.scripts.main"], slow(["BackendBench/scripts/main.py"])])
+@pytest.mark.parametrize("command", [slow(["-m", "BackendBench.scripts.main"]), slow(["BackendBench/scripts/main.py"])])
 def test_the_known_names_do_the_same(command, tmp_path):
     words = ["--suite", "smoke", "--backend", "aten", "--ops", "relu", "--out", str(tmp_path / "run")]
     done = subprocess.run([sys.executable, *command, *words], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -258,9 +266,8 @@ def test_a_backend_that_the_environment_enables_is_not_the_baseline_of_kernels(t
     assert "OPFORGE_BACKEND=spoiler is ignored here" in done.stderr
 
 
-def test_a_full_disk_is_one_line_with_what_is_kept_and_how_to_continue(tmp_path):
-    out = tmp_path / "run"
-    assert opforge("run", "--backend", "aten", "--out", str(out)).returncode == 0
+def test_a_full_disk_is_one_line_with_what_is_kept_and_how_to_continue(smoke, tmp_path):
+    out = shutil.copytree(smoke[1], tmp_path / "run")
     table = out / "operator_summary.csv"
     table.unlink()
     table.symlink_to("/dev/full")
@@ -292,9 +299,8 @@ def test_a_full_disk_under_the_output_is_one_line():
 
 
 @pytest.mark.slow
-def test_a_report_on_a_run_without_results_says_so(tmp_path):
-    out = tmp_path / "run"
-    assert opforge("run", "--backend", "aten", "--out", str(out)).returncode == 0
+def test_a_report_on_a_run_without_results_says_so(smoke, tmp_path):
+    out = shutil.copytree(smoke[1], tmp_path / "run")
     (out / "results.jsonl").write_text("")
     done = opforge("report", str(out))
     assert done.returncode == 5

@@ -121,7 +121,6 @@ POSITION = """
 """
 
 RIGHT = [
-    ("linalg_eigh", SQUARE, EIGH.format(""), "A V = V Λ holds"),
     ("linalg_eig", SQUARE, EIG.format(""), "A V = V Λ holds"),
     ("linalg_svd", TALL, SVD.format(""), "U S Vh = A holds"),
     ("linalg_qr", [*TALL, "((T([6, 4], f32), 'complete'), {})"], QR.format(""), "Q R = A holds"),
@@ -132,6 +131,7 @@ RIGHT = [
     ("topk", ["((T([6, 9], i64, low=0, high=4), 4, 1, True, False), {})"], TOPK.format(""), "sorted=False allows"),
 ]  # fmt: skip
 MORE_RIGHT = [
+    ("linalg_eigh", SQUARE, EIGH.format(""), "A V = V Λ holds"),
     ("_linalg_eigh", SQUARE, EIGH.format(""), "A V = V Λ holds"),
     ("linalg_eig", SQUARE[2:], EIG.format(" * 1j"), "A V = V Λ holds"),
     ("linalg_eigvals", SQUARE, EIG.replace("return cast(self, w), cast(self, v)", "return cast(self, w)").format(""), "another order"),
