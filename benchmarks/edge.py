@@ -47,14 +47,14 @@ def cpu_seconds() -> float:
 
 def timed(name: str, repeats: int, step: Callable[[], T]) -> T:
     """Print how long a step takes, and return what came of it."""
-    from opforge.edge.child import end_forking_process
+    from opforge.edge.child import FORKING_PROCESS
 
     seconds, work = [], []
     for _ in range(repeats):
         shutil.rmtree(os.environ["OPFORGE_CACHE"] + "/edge", ignore_errors=True)
         start, busy = time.perf_counter(), cpu_seconds()
         result = step()
-        end_forking_process()  # each step by itself: its imports count
+        FORKING_PROCESS.end()  # each step by itself: its imports count
         seconds.append(time.perf_counter() - start)
         work.append(cpu_seconds() - busy)
     spread = f"{min(seconds):.2f} to {max(seconds):.2f}"

@@ -1,17 +1,19 @@
-"""The process that imports the target of a check: a request on stdin, messages on a pipe.
+"""The processes that check targets.
 
-It imports torch and the target once and runs no operator. Every search for inputs and every check
-runs in a fork of it.
+``python -m opforge.check.child FD`` imports torch, and forks a process for each request. That one
+imports the target and runs no operator. Every search for inputs and every check runs in a fork of it.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import resource
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from opforge.check import fixes, target_loading
 from opforge.check.check_request import CheckRequest
@@ -39,9 +41,11 @@ from opforge.check.messages import (
     sent,
 )  # fmt: skip
 from opforge.errors import OpforgeError
-from opforge.procs.child import open_messages
+from opforge.procs.channel import Channel
+from opforge.procs.child import message_pipe
 from opforge.procs.child import send as send_to_parent
 from opforge.procs.forks import ForkJob, ForkResult, run_forks
+from opforge.procs.preloaded import serve_forks
 
 if TYPE_CHECKING:
     from opforge.check.inputs import DeclaredInputs
@@ -59,19 +63,35 @@ CHECK_FUNCTIONS = {
 
 
 def main() -> None:
-    pipe = open_messages()
+    """Import torch, and fork a process for each request, until the parent hangs up."""
+    warnings.simplefilter("ignore")
+    import torch
+
+    torch.set_num_threads(1)  # a fork has only one thread
+    importlib.import_module("torch._dynamo")  # a call of a Python operator imports it
+    serve_forks(Channel.from_fd(int(sys.argv.pop())), lambda _request: None, _answer)
+
+
+def _answer(wire: str, fd: int) -> NoReturn:
+    """Check a target, and end this process."""
+    pipe = message_pipe(fd)
 
     def send(message: Message) -> None:
         send_to_parent(pipe, message.wire())
         pipe.flush()
 
-    request = CheckRequest.from_wire(sys.stdin.read())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    warnings.simplefilter("ignore")
+    code = 0
     try:
-        CheckRun(request, send).run()
+        CheckRun(CheckRequest.from_wire(wire), send).run()
     except OpforgeError as error:
         send(ChildFailed(str(error), error.exit_code))
+    except BaseException:  # noqa: BLE001  # nothing may get back to the loop that forks
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _check_function(check: str) -> Callable[[Subject], Findings]:
@@ -88,13 +108,15 @@ class CheckRun:
         self.checks = [check for check in CHECK_FUNCTIONS if check not in request.options.skip]
 
     def run(self) -> None:
-        target_loading.set_up_torch(self.options.device)
+        import torch
+
+        if self.options.device != "cpu" and not torch.cuda.device_count():
+            raise OpforgeError(f"--device {self.options.device}: torch sees no such GPU here; use --device cpu")
         self.loaded = target_loading.load_target(self.target, self.options.device, self.options.ops)
         for check in self.checks:
             _check_function(check)  # imported once, before forking
-        target_loading.preload_modules(with_compiler=bool({"compile", "opcheck"} & set(self.checks)))
-        import torch
-
+        if {"compile", "opcheck"} & set(self.checks):
+            target_loading.preload_compiler()
         by_name = {name: self._subject(name) for name in self.loaded.operators}
         schemas = {
             name: "" if subject is None else str(subject.overload._schema)  # noqa: SLF001

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +13,11 @@ from opforge.check.findings import CheckReport, Finding, OperatorReport, demote_
 from opforge.errors import InternalError, OpforgeError
 from opforge.frames import is_from_opforge
 from opforge.procs import linux
-from opforge.procs.child import Child
+from opforge.procs.child import child_environment
+from opforge.procs.preloaded import ForkingModule
 
-CHILD_COMMAND = (sys.executable, "-P", "-W", "ignore", "-m", "opforge.check.child")
+_FORKING_PROCESS = ForkingModule("opforge.check.child")
+"""The process that imports torch and forks the one that checks."""
 
 ShowProgress = Callable[[str, int, int], None]
 
@@ -32,12 +32,26 @@ def run_checks(target: CheckTarget, options: CheckOptions, progress: ShowProgres
     request = CheckRequest(target, replace(options, inputs=inputs))
     progress(f"importing {target.text}", 0, 1)
     builder = _ReportBuilder(target, options, progress)
-    # torch raises on aliases only if CI is set; findings must be the same everywhere
-    environment = {name: value for name, value in os.environ.items() if name != "CI"}
-    with Child(CHILD_COMMAND, environment, question=request.wire()) as child:
+    with _FORKING_PROCESS.ask(request.wire(), _environment(options.device), limit_s=None) as child:
         for row, _ in child.messages():
             builder.add(messages.from_wire(row))
         return builder.report(child.wait(), child.output())
+
+
+def _environment(device: str) -> dict[str, str]:
+    """Return the environment of the process that checks, in which torch is imported."""
+    # torch raises on aliases only if CI is set; findings must be the same everywhere
+    environment = {name: value for name, value in child_environment().items() if name != "CI"}
+    # the check for a GPU must not initialise CUDA: forks could not use it
+    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no extra compile processes
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        environment.setdefault("TRITON_INTERPRET", "1")
+    if number:
+        seen = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        environment["CUDA_VISIBLE_DEVICES"] = seen[int(number)] if int(number) < len(seen) and seen[0] else number
+    return environment
 
 
 class _ReportBuilder:

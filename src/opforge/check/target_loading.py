@@ -116,30 +116,8 @@ def _operator_names() -> set[str]:
     return set(torch._C._dispatch_get_all_op_names())  # noqa: SLF001  # torch has no public list of operators
 
 
-def set_up_torch(device: str) -> None:
-    """Set up devices and import torch, before the target and once for all forks."""
-    kind, _, number = device.partition(":")
-    if number:
-        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"] = seen[int(number)] if int(number) < len(seen) and seen[0] else number
-    # the check for a GPU must not initialise CUDA: forks could not use it
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    import torch
-
-    torch.set_num_threads(1)  # a fork has only one thread
-    if kind != "cpu" and not torch.cuda.device_count():
-        raise OpforgeError(f"--device {device}: torch sees no such GPU here; use --device cpu")
-    if kind == "cpu":
-        os.environ.setdefault("TRITON_INTERPRET", "1")
-
-
-def preload_modules(*, with_compiler: bool) -> None:
-    """Import the modules that checks need, once before forking."""
-    importlib.import_module("torch._dynamo")  # a call of a Python operator imports it
-
-    if not with_compiler:
-        return
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no extra compile processes
+def preload_compiler() -> None:
+    """Import the modules that torch's compiler and opcheck need, once for all checks of a target."""
     for name in _compiler_modules():
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

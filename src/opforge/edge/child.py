@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from itertools import repeat
@@ -25,7 +25,7 @@ from opforge.errors import OpforgeError
 from opforge.procs import linux
 from opforge.procs.channel import Channel
 from opforge.procs.child import child_environment, message_pipe, send
-from opforge.procs.preloaded import PreloadedProcess, PreloadError, serve_forks
+from opforge.procs.preloaded import ForkingModule, PreloadError, serve_forks
 
 STEPS = {
     "compare_schemas": "opforge.edge.build",
@@ -42,6 +42,8 @@ _LIBRARIES = {
     "run_jobs": ("executorch.runtime",),
 }
 """What steps need beside torch. It is imported before forking, so that the next step has it too."""
+FORKING_PROCESS = ForkingModule("opforge.edge.child")
+"""The process that imports torch and forks the steps."""
 CHILD_LIMIT_S = 600.0
 _MAX_OUTPUT_LINES = 8
 
@@ -94,7 +96,7 @@ def ask(
     text = json.dumps(question.wire(), default=os.fspath)
     environment = child_environment()
     try:
-        forked = _forking_process(environment).ask([step.__name__, text], environment, limit_s=limit_s)
+        forked = FORKING_PROCESS.ask([step.__name__, text], environment, limit_s=limit_s)
     except PreloadError as error:
         raise ChildError(f"{label}: {error}") from None
     with forked as child:
@@ -110,26 +112,6 @@ def ask(
         raise problem
     answer: Answer = get_type_hints(step)["return"].from_wire(reply["answer"])
     return answer
-
-
-_running: list[PreloadedProcess] = []
-"""The process that forks the steps; none before the first step."""
-
-
-def _forking_process(environment: Mapping[str, str]) -> PreloadedProcess:
-    """Return the process that forks the steps; start one if there is none for this environment."""
-    if _running and not _running[0].fits(environment):
-        end_forking_process()
-    if not _running:
-        command = [sys.executable, "-P", "-W", "ignore", "-m", "opforge.edge.child"]
-        _running.append(PreloadedProcess(command, environment))
-    return _running[0]
-
-
-def end_forking_process() -> None:
-    """End the process that forks the steps, if there is one. The next step starts another."""
-    while _running:
-        _running.pop().close()
 
 
 def _output_tail(output: str) -> str:

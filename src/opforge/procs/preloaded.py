@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -56,7 +57,7 @@ class PreloadedProcess:
         is_free = not self._was_interrupted and (self._fork is None or self._fork.has_ended)
         return self._process.poll() is None and is_free and self._settings == settings_read_at_import(environment)
 
-    def ask(self, question: Any, environment: Mapping[str, str], *, limit_s: float) -> MessageReader:
+    def ask(self, question: Any, environment: Mapping[str, str], *, limit_s: float | None) -> MessageReader:
         """Fork a process for a question; it may be silent for ``limit_s``."""
 
         def start(pipe: int, output: int) -> _Fork:
@@ -88,6 +89,32 @@ class PreloadedProcess:
         self._process.kill()
         self._process.wait()
         self._output.close()
+
+
+class ForkingModule:
+    """A module that is run as a ``PreloadedProcess``, from the first question on.
+
+    Its process is replaced if it has ended, or if the environment has changed.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._process: PreloadedProcess | None = None
+
+    def ask(self, question: Any, environment: Mapping[str, str], *, limit_s: float | None) -> MessageReader:
+        """Fork a process for a question; it may be silent for ``limit_s``."""
+        if self._process is not None and not self._process.fits(environment):
+            self.end()
+        if self._process is None:
+            command = [sys.executable, "-P", "-W", "ignore", "-m", self._name]
+            self._process = PreloadedProcess(command, environment)
+        return self._process.ask(question, environment, limit_s=limit_s)
+
+    def end(self) -> None:
+        """End its process, if there is one."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
 
 
 class _Fork:
