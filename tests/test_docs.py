@@ -23,6 +23,7 @@ BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 SLOW = {
     "README.md",
     "authoring.md",
+    "backendbench.md",
     "compare.md",
     "custom-ops.md",
     "edge.md",

@@ -32,6 +32,7 @@ def raises(x):
     raise ValueError("not today")
 
 
+@pytest.mark.slow
 def test_the_smoke_suite_on_aten():
     (test,) = SmokeTestSuite
     backend = AtenBackend()

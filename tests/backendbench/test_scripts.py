@@ -43,6 +43,7 @@ def test_simple_kernels_are_right(tmp_path):
     assert score == 1.0, results
 
 
+@pytest.mark.slow
 def test_folders_of_a_suite_are_made_once(tmp_path, capsys):
     setup_operator_directories(tmp_path, suite="torchbench")
     setup_operator_directories(tmp_path, suite="torchbench")

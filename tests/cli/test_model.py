@@ -118,6 +118,7 @@ def test_a_kernel_that_is_wrong_only_in_backward(judge):
     assert (row["first"]["op"], row["first"]["phase"]) == ("gelu_backward.default", "backward")
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_wrong_only_for_one_shape(judge):
     report = judge({"addmm": WRONG_FOR_ONE_SHAPE})
     (row,) = report["blame"]["guilty"]
@@ -129,6 +130,7 @@ def test_a_kernel_that_is_wrong_only_for_one_shape(judge):
     assert first["also_with_seeded_contents"]
 
 
+@pytest.mark.slow
 def test_two_guilty_kernels_of_different_kinds_are_both_found(judge):
     report = judge({"addmm": WRONG_FOR_ONE_SHAPE, "_softmax": RAISES})
     assert report["verdict"] == "error"

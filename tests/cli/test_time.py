@@ -64,6 +64,7 @@ def test_a_wrong_kernel_is_not_timed(kernel_directory):
     assert "µs" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_kernel_that_falls_back_is_timed_only_when_it_may(kernel_directory):
     folder = str(kernel_directory({"relu": "import torch\ndef relu_kernel_impl(self):\n    return torch.relu(self)\n"}))
     words = ("time", f"{folder}/relu", "--case", SMALL)
@@ -81,6 +82,7 @@ def test_aten_against_itself():
     assert answer["cases"][0]["rounds"] > 1
 
 
+@pytest.mark.slow
 def test_a_file_of_any_name_is_timed_when_its_operator_is_given(tmp_path):
     (tmp_path / "mine.py").write_text(RIGHT)
     done = opforge("time", "mine.py", "--op", "relu", "--case", SMALL, cwd=tmp_path)

@@ -140,6 +140,7 @@ def test_what_pip_compiled_of_the_template_is_left_out(tmp_path):
     assert files_of(cookiecutter(template, tmp_path, package="my_ops")) == files_of(bake(tmp_path / "ours", "my_ops"))
 
 
+@pytest.mark.slow
 def test_the_wheel_of_opforge_has_the_whole_template(tmp_path):
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("src", "BackendBench"):

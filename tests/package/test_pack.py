@@ -170,6 +170,7 @@ def test_installed_it_needs_no_compiler_where_torch_is_the_same(packed, tmp_path
     assert "CXX names 'no-such-compiler', which is not there" in line
 
 
+@pytest.mark.slow
 def test_without_a_native_library_a_package_is_made_and_says_so(directory, tmp_path, monkeypatch):
     monkeypatch.setattr(building, "PREBUILT", tmp_path)
     monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))

@@ -22,6 +22,7 @@ FILES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_kernel_is_judged_on_every_case_and_compared(judge_custom, tmp_path, capsys):
     ended = judge_custom({"twice": FILES})
     rows = list(ended.store.rows())

@@ -134,6 +134,7 @@ def test_the_layout_of_another_version_is_not_enough(monkeypatch):
     assert torch_layout.fits(other)
 
 
+@pytest.mark.slow
 def test_a_library_that_ends_the_process_is_tried_once_and_one_is_built_instead(
     shipped, tests_run, monkeypatch, tmp_path
 ):

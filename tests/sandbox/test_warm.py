@@ -219,6 +219,7 @@ def test_a_kernel_cannot_connect_to_it_nor_learn_where_it_is(path, judge_tiny, k
     assert verdicts(ended)["relu.default"] == {("passed", "")}
 
 
+@pytest.mark.slow
 def test_kernels_that_are_not_confined_do_not_get_it():
     server = start_server("cpu", confined=False)
     assert isinstance(server, ForkServerProcess)
