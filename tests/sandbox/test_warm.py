@@ -175,8 +175,8 @@ def test_who_talks_nonsense_harms_nobody(own, words):
     server = connect(path, CPU)
     assert server is not None
     pid, channel = new_worker(server.spawner)
-    server.spawner._channel.send({"do": "nonsense"})  # and a client that does is dropped, with what it started
     waiter = os.pidfd_open(pid)
+    server.spawner._channel.send({"do": "nonsense"})  # and a client that does is dropped, with what it started
     assert is_over(waiter)
     other = connect(path, CPU)
     assert other is not None
@@ -190,7 +190,8 @@ def test_a_command_that_is_killed_leaves_nothing_behind(own, tmp_path):
     code = (
         "import os, sys, time\nfrom opforge.runs.execute.judge_pool import start_server\n"
         "from tests.sandbox.test_fork_server import new_worker\n"
-        "pid, channel = new_worker(start_server('cpu').spawner)\nprint(pid, flush=True)\ntime.sleep(100)"
+        "server = start_server('cpu')\n"  # it hangs up when nothing refers to it
+        "pid, channel = new_worker(server.spawner)\nprint(pid, flush=True)\ntime.sleep(100)"
     )
     environment = {**os.environ, SERVER_VARIABLE: path}
     with subprocess.Popen([sys.executable, "-c", code], stdout=-1, text=True, env=environment, cwd=ROOT) as command:
