@@ -42,6 +42,7 @@ pytest_plugins = ["tests.scheduling"]
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start one warm server for this run and all its workers; it imports torch while tests are collected."""
+    os.environ.pop("PYTEST_ADDOPTS", None)  # read by now; tests run pytest too, with options of their own
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         stack = contextlib.ExitStack()
         path, _server = stack.enter_context(warm_server("", MODEL_ROLES, device_settings("cpu")))
