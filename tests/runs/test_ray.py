@@ -79,6 +79,9 @@ class Nodes:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OPFORGE_CACHE", str(self.cache))
             patch.setenv("OPFORGE_TEST_MARK", str(self._folder))
+            patch.setenv(
+                "RAY_worker_niceness", "0"
+            )  # beside busy programs, Ray's low priority makes minutes of seconds
             return self.cluster.add_node(object_store_memory=100 << 20, **has)
 
     def lose(self) -> None:

@@ -14,9 +14,9 @@ import pytest
 from opforge.cases import Case, Phase
 from opforge.errors import OpforgeError
 from opforge.kernels import Kernel, ServedOperator
-from opforge.runs.execute.ray.node import ForkServerLostError
+from opforge.runs.execute.ray.node import ForkServerLostError, NoForkServerError
 from opforge.runs.execute.ray.placement import TASKS_PER_SLOT, Node, Placement
-from opforge.runs.execute.ray.scheduler import MAX_LOSSES, MAX_TASK_CASES, Scheduler, split_job
+from opforge.runs.execute.ray.scheduler import MAX_FAILED_STARTS, MAX_LOSSES, MAX_TASK_CASES, Scheduler, split_job
 from opforge.runs.execute.ray.shipment import Shipment
 from opforge.runs.plan import Job, OperatorCases
 from opforge.runs.rows import ResultRow
@@ -120,6 +120,16 @@ def test_a_node_that_goes_before_a_task_began_is_not_the_kernels_fault():
     ray = StandIn(lambda _name, tried: (0, TaskUnschedulableError("gone")) if tried < 6 else None)
     rows, _ends = flown(ray, [job("one", 2)])
     assert [r.verdict for r in rows] == ["passed"] * 2
+
+
+def test_a_fork_server_that_does_not_start_is_not_the_kernels_fault_and_many_end_the_run():
+    failure = RayTaskError(NoForkServerError("it did not answer within 120 s"))
+    ray = StandIn(lambda _name, tried: (0, failure) if tried < MAX_FAILED_STARTS else None)
+    rows, ends = flown(ray, [job("one", 2)])
+    assert [r.verdict for r in rows] == ["passed"] * 2
+    assert ends == {"not started": MAX_FAILED_STARTS - 1, "done": 1}
+    with pytest.raises(OpforgeError, match=r"could not start a fork server, 10 times now: .* 120 s; .*--resume"):
+        flown(StandIn(lambda _name, _tried: (0, failure)), [job("one", 2)])
 
 
 def test_what_a_user_can_mend_ends_the_run():

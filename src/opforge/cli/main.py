@@ -62,6 +62,7 @@ _VERBS = (
     "pack",
     "doctor",
     "warm",
+    "serve",
     "edge",
 )
 """In the order in which the help shows them; each is a module that adds itself."""

@@ -9,7 +9,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -88,7 +88,7 @@ def run(
     executor: Executor | None = None
     try:
         executor = executor_class(config, server)
-        machine = _machine(config, executor)
+        machine = describe_machine(config, executor)
         if config.runtime == "native" and config.executor == "local":  # before anything is written
             progress("native runtime", 0, 1)
             system_check.load_native_runtime(server.spawner)
@@ -113,6 +113,31 @@ def run(
         if executor is not None:
             executor.close()
         server.close()
+
+
+def store_verdicts(
+    config: RunConfig,
+    plan: Plan,
+    rows: Iterable[ResultRow],
+    out: Path,
+    *,
+    machine: Machine,
+    confinement: dict[str, Any],
+    peaks: dict[str, Any] | None,
+    command: list[str],
+) -> RunResult:
+    """Store verdicts of a judging service as a finished run, with the proofs of its kernels."""
+    manifest = replace(_manifest(config, plan, command, machine), confinement=confinement, peaks=peaks)
+    store = RunStore.create(out, manifest)
+    try:
+        summary = Summary.start(manifest)
+        named = [row._replace(suite=plan.suite.name) for row in rows]
+        store.append(named)
+        for row in named:
+            summary.add(row)
+        return _finished(plan, store, manifest, summary)
+    finally:
+        store.close()
 
 
 def load_cases(config: RunConfig, suite: Suite, progress: Progress = no_progress) -> LoadedSuite:
@@ -211,6 +236,11 @@ def _judge(plan: Plan, store: RunStore, executor: Executor, progress: Progress) 
         with contextlib.suppress(OSError, OpforgeError):  # the error that ended the run takes precedence
             _proofs(plan, store, manifest, finished=False)
         raise
+    return _finished(plan, store, manifest, summary)
+
+
+def _finished(plan: Plan, store: RunStore, manifest: Manifest, summary: Summary) -> RunResult:
+    """Write the proofs and scores of a run whose cases all have their verdicts."""
     proofs = _proofs(plan, store, manifest)
     store.write_manifest(replace(store.manifest(), finished=_utc_now(), scores=summary.scores(), proofs=proofs))
     return RunResult(store, store.manifest(), summary)
@@ -258,7 +288,7 @@ def _check_sources_unchanged(manifest: Manifest, suite: LoadedSuite) -> None:
             raise RunDirectoryError(f"{file} has changed since the run started; start a new run with --out")
 
 
-def _machine(config: RunConfig, executor: Executor) -> Machine:
+def describe_machine(config: RunConfig, executor: Executor) -> Machine:
     name = executor.device_name()  # first: it checks the device
     return Machine(platform.platform(), platform.machine(), config.device, name, executor.overridden_by_torch())
 

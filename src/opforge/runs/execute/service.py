@@ -80,6 +80,11 @@ class JudgingService:
             rows += self._ask(job, Phase.PERFORMANCE)
         return rows
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is judged any more: it was closed, or its judges could not go on."""
+        return self._closing or not self._thread.is_alive()
+
     def close(self) -> None:
         """End the judges; callers that still wait get an error."""
         self._closing = True

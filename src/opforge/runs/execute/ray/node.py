@@ -46,6 +46,10 @@ class ForkServerLostError(Exception):
     """The fork server of this worker has gone; another worker can do the task."""
 
 
+class NoForkServerError(Exception):
+    """This worker could not start a fork server. No kernel has run, so none is to blame."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
     """Settings shared by all tasks of a run."""
@@ -183,8 +187,13 @@ def _execute(settings: TaskSettings, shipped: UnpackedJob, emit: Emit, *, timed:
     blobs = {name: _blob(digest, pieces) for name, (digest, pieces) in settings.blobs.items()}
     within = confined_command if config.confine else unconfined
     (job,) = with_libraries([shipped.job], 1, no_progress, within)
+    here = _worker_state(config.device)
     try:
-        here = _worker_state(config.device)
+        _ = here.server.spawner  # waits until it has started
+    except InternalError as error:
+        _end_server()
+        raise NoForkServerError(str(error)) from error
+    try:
         here.emit = emit
         executor = here.executor(config, blobs, settings.folder, timed=timed)
         executor.execute(Plan(LoadedSuite("", {}, blobs), (job,), ()), [job])

@@ -14,7 +14,7 @@ from opforge.errors import InternalError, OpforgeError
 from opforge.judge.verdict import Verdict, VerdictKind
 from opforge.kernels.native import is_native
 from opforge.runs.execute.judge_pool import result_row
-from opforge.runs.execute.ray.node import ForkServerLostError, judge_shipment
+from opforge.runs.execute.ray.node import ForkServerLostError, NoForkServerError, judge_shipment
 from opforge.runs.execute.ray.placement import Node, Placement, TaskRequest
 from opforge.runs.execute.ray.shipment import pack
 from opforge.runs.executors import Emit
@@ -24,6 +24,8 @@ from opforge.runs.rows import ResultRow, VerdictKey
 MAX_TASK_CASES = 500
 """Maximum number of cases per task; an operator's cases stay together, even if more."""
 MAX_LOSSES = 3
+MAX_FAILED_STARTS = 10
+"""Fork servers that may fail to start before the run gives up: a busy machine may take too long for one."""
 _LOOK_EVERY_S = 2.0
 _MAX_S_WITHOUT_NODES = 60.0
 _PAUSE_S = 0.2
@@ -84,6 +86,7 @@ class Scheduler:
         """Number of tasks pinned to each node."""
         self._losses: Counter[tuple[str, str]] = Counter()
         """Number of lost Ray workers, by the kernel that they judged."""
+        self._failed_starts = 0
         self._build_nodes: dict[tuple[str, str], str] = {}
         """The node that built each native kernel."""
         self._running: dict[Any, _RunningChunk] = {}
@@ -201,6 +204,17 @@ class Scheduler:
             task = self._running[flying]
             self._finish(flying, "lost")
             self._retry(task, cause)
+        elif isinstance(cause, NoForkServerError):
+            self._failed_starts += 1
+            if self._failed_starts >= MAX_FAILED_STARTS:
+                raise OpforgeError(
+                    f"a node of the cluster could not start a fork server, {MAX_FAILED_STARTS} times now: {cause}; see "
+                    "whether its machine is overloaded (Ray gives its workers a low priority), and continue with "
+                    "--resume"
+                ) from None
+            task = self._running[flying]
+            self._finish(flying, "not started")
+            self._retry(task, None)
         elif isinstance(cause, OpforgeError):
             raise cause from None
         else:

@@ -1,0 +1,1 @@
+"""Judging as a service: `opforge serve` takes kernels over HTTP, queues them fairly and stores every answer."""
