@@ -7,6 +7,8 @@ import json
 import re
 import signal
 import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -21,6 +23,7 @@ from opforge.serve.request_store import RequestStore, StoredRequest
 from opforge.serve.reward import reward
 from opforge.serve.tokens import Tokens
 from tests.command import opforge as opforge_command
+from tests.conftest import ROOT
 from tests.exploits.table import CPU
 from tests.serve.serving import CASE, OTHER, RELU, WRONG, Server, serving
 
@@ -119,7 +122,7 @@ def test_a_bad_request_is_answered_with_what_is_wrong(server, changes, status, w
 
 def test_clients_need_a_token_and_see_only_their_own_requests(server):
     body = {"op": "relu", "source": WRONG + "# ana's\n", "cases": [OTHER], "timed": False}
-    for token in ("", "wrong", ANA + "x", "ana"):
+    for token in ("wrong", ANA + "x", "ana", BEN[:-1]):
         assert post(server, body, token).status_code == 401
     mine = post(server, body).json()
     path = f"{server.url}/requests/{mine['id']}"
@@ -185,8 +188,9 @@ def test_a_killed_server_loses_no_request_and_judges_none_twice(tmp_path):
         assert (data / "runs" / first["id"][:2] / first["id"] / "run").stat().st_mtime_ns == before[first["id"]]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_told_to_end_finishes_what_it_judges_and_keeps_the_rest(tmp_path):
-    slow = "import time\n" + RELU.replace("    return", "    time.sleep(0.2)\n    return")
+    slow = "import time\n" + RELU.replace("    return", "    time.sleep(0.02)\n    return")
     with serving(tmp_path / "data", "--workers", "1") as server:
         for number in range(5):
             assert post(server, {"op": "relu", "source": f"{slow}# {number}\n", "cases": [CASE]}, wait=0).is_success
@@ -272,6 +276,15 @@ def test_a_file_of_tokens_that_has_none_is_refused(tmp_path, text):
     (tmp_path / "tokens").write_text(text)
     with pytest.raises(OpforgeError, match="token"):
         Tokens.read(tmp_path / "tokens")
+
+
+def test_the_example_of_the_page_works(tmp_path):
+    page = (ROOT / "docs" / "serve.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    with serving(tmp_path / "data") as server:
+        code = example.replace("http://127.0.0.1:8765", server.url)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "True 1.0\n"), done.stderr
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -53,8 +55,6 @@ def serve(
         from opforge.serve.app import make_app
     except ImportError as error:
         raise OpforgeError(f"opforge serve needs {error.name}; pip install 'opforge[serve]'") from None
-    from filelock import FileLock, Timeout
-
     from opforge.serve.kernel_judge import KernelJudge
     from opforge.serve.service import RequestService
     from opforge.serve.tokens import Tokens
@@ -64,16 +64,7 @@ def serve(
         suite, "directory", device=device, dtypes=tuple(dtypes.split(",")), workers=workers, timeout_s=timeout,
         race_s=race_seconds,
     )  # fmt: skip
-    listener = _listen(host, port)
-    try:
-        data.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(data / ".lock")
-        lock.acquire(timeout=0)
-    except OSError as error:
-        raise OpforgeError(f"--data {str(data)!r} cannot be used: {error.strerror}") from None
-    except Timeout:
-        raise OpforgeError(f"another server uses --data {str(data)!r}; give another folder") from None
-    with lock, listener, raise_on_sigterm():
+    with _listen(host, port) as listener, _locked(data), raise_on_sigterm():
         with ProgressLine() as progress:
             judge = KernelJudge(config, data, progress)
         with judge:
@@ -82,16 +73,31 @@ def serve(
             sys.stdout.write(f"serving on http://{address[0]}:{address[1]}, {service.pending} requests left to judge\n")
             sys.stdout.flush()
             app = make_app(service, known, max_bytes=max_body_kib << 10)
-            server = uvicorn.Server(
-                uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
-            )
+            settings = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
             try:
-                server.run(sockets=[listener])
+                uvicorn.Server(settings).run(sockets=[listener])
             except (KeyboardInterrupt, Terminated):
                 pass
             finally:
                 service.close()
     return 0
+
+
+@contextmanager
+def _locked(data: Path) -> Iterator[None]:
+    """Make the server's folder, and keep other servers out of it."""
+    from filelock import FileLock, Timeout
+
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(data / ".lock")
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise OpforgeError(f"another server uses --data {str(data)!r}; give another folder") from None
+    except OSError as error:
+        raise OpforgeError(f"--data {str(data)!r} cannot be used: {error.strerror}") from None
+    with lock:
+        yield
 
 
 def _is_this_machine(host: str) -> bool:
@@ -107,6 +113,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(1024)
     except OSError as error:
         listener.close()
         raise OpforgeError(f"cannot listen on {host}:{port}: {error.strerror}; give another --host or --port") from None

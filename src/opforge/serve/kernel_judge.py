@@ -96,7 +96,8 @@ class KernelJudge:
         rows = self.service.judge(job)
         suite = _suite_of(self.suite, parts)
         result = store_verdicts(
-            replace(self._config, ops=(request.op,), ops_directory=str(out / "kernels")), Plan(suite, (job,), ()), rows,
+            replace(self._config, suite=suite.name, ops=(request.op,), ops_directory=str(out / "kernels")),
+            Plan(suite, (job,), ()), rows,
             out / "run", machine=self._machine, confinement=self._confinement, peaks=self._peaks,
             command=["opforge", "serve"],
         )  # fmt: skip
@@ -107,7 +108,7 @@ class KernelJudge:
             "right": right,
             "reward": reward(request.reward, rows, is_right=right),
             "feedback": feedback(result.summary, rows),
-            "proof": json.loads(Path(proofs.written[0]).read_text()) if proofs is not None and proofs.written else None,
+            "proof": json.loads(Path(proofs.written[0]).read_text()) if right and proofs and proofs.written else None,
             "seconds": round(time.monotonic() - began, 3),
         }
 

@@ -47,7 +47,7 @@ class ForkServerLostError(Exception):
 
 
 class NoForkServerError(Exception):
-    """This worker could not start a fork server. No kernel has run, so none is to blame."""
+    """No fork server could be started here. No kernel has run, so none is to blame."""
 
 
 @dataclass(frozen=True, slots=True)
