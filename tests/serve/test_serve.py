@@ -70,6 +70,14 @@ def test_a_wrong_kernel_gets_none_and_the_reason(ana):
     assert "elements" in judged.feedback["failures"][0]["reason"]
 
 
+def test_a_call_that_aten_refuses_must_be_refused(ana):
+    source = "def add_kernel_impl(self, other, *, alpha=1):\n    return self\n"
+    judged = ana.judge("add", source, refused_cases=["((T([3], f32), T([4], f32)), {})"], timed=False)
+    assert not judged.right
+    (failure,) = judged.feedback["failures"]
+    assert "ATen" in failure["reason"]
+
+
 def test_without_cases_the_suite_of_the_server_has_them(ana):
     assert ana.judge("relu", RELU, timed=False).feedback["scores"]["cases"] == 1
     with pytest.raises(OpforgeError, match="suite 'smoke' of this server has no case for tanh"):
@@ -307,8 +315,9 @@ def test_no_exploit_gets_a_reward_and_honest_kernels_beside_them_do(server):
         def reward_of(exploit):
             timed = exploit.cases[:1] if exploit.performance else ()
             return cheats.judge(
-                exploit.op, exploit.file.read_text(), cases=exploit.cases, timed_cases=timed, reward="speed"
-            ).reward
+                exploit.op, exploit.file.read_text(), cases=exploit.cases, timed_cases=timed,
+                refused_cases=exploit.refused, reward="speed",
+            ).reward  # fmt: skip
 
         with ThreadPoolExecutor(4) as threads:
             rewards = threads.map(reward_of, exploits)

@@ -36,12 +36,12 @@ class JudgeBody:
     language: str = "python"
     cases: list[str] = field(default_factory=list)
     timed_cases: list[str] = field(default_factory=list)
+    refused_cases: list[str] = field(default_factory=list)
     timed: bool = True
     reward: str = "correct"
 
     def request(self) -> JudgeRequest:
-        fields = asdict(self)
-        return JudgeRequest(**{**fields, "cases": tuple(self.cases), "timed_cases": tuple(self.timed_cases)})
+        return JudgeRequest.from_wire(asdict(self))
 
 
 @dataclass(frozen=True)

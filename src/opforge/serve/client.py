@@ -94,11 +94,8 @@ def _detail(reply: httpx.Response) -> str:
         return reply.text[:500]
 
 
-def _body(
-    op: str, source: str, language: str, cases: Sequence[str], timed_cases: Sequence[str], reward: str, *, timed: bool
-) -> dict[str, Any]:
-    fields = {"op": op, "source": source, "language": language, "reward": reward, "timed": timed}
-    return {**fields, "cases": list(cases), "timed_cases": list(timed_cases)}
+def _body(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value if isinstance(value, str | bool) else list(value) for name, value in fields.items()}
 
 
 def _headers(token: str) -> dict[str, str]:
@@ -121,11 +118,14 @@ class Client:
         language: str = "python",
         cases: Sequence[str] = (),
         timed_cases: Sequence[str] = (),
+        refused_cases: Sequence[str] = (),
         timed: bool = True,
         reward: str = "correct",
     ) -> JudgedKernel:
         """Judge a kernel, and wait for the answer."""
-        steps = _steps(_body(op, source, language, cases, timed_cases, reward, timed=timed), self._limit_s)
+        given = {"cases": cases, "timed_cases": timed_cases, "refused_cases": refused_cases, "timed": timed}
+        body = _body({"op": op, "source": source, "language": language, "reward": reward, **given})
+        steps = _steps(body, self._limit_s)
         call = next(steps)
         while True:
             time.sleep(call.pause_s)
@@ -168,11 +168,14 @@ class AsyncClient:
         language: str = "python",
         cases: Sequence[str] = (),
         timed_cases: Sequence[str] = (),
+        refused_cases: Sequence[str] = (),
         timed: bool = True,
         reward: str = "correct",
     ) -> JudgedKernel:
         """Judge a kernel, and wait for the answer."""
-        steps = _steps(_body(op, source, language, cases, timed_cases, reward, timed=timed), self._limit_s)
+        given = {"cases": cases, "timed_cases": timed_cases, "refused_cases": refused_cases, "timed": timed}
+        body = _body({"op": op, "source": source, "language": language, "reward": reward, **given})
+        steps = _steps(body, self._limit_s)
         call = next(steps)
         while True:
             await asyncio.sleep(call.pause_s)

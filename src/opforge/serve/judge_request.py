@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from opforge.cases import Case, Phase
+from opforge.cases.case import Expect
 from opforge.cases.text import format_arguments, parse_arguments
 from opforge.cases.values import TensorSpec
 from opforge.errors import CaseSyntaxError, NothingToJudgeError, OpforgeError, UnknownNameError
@@ -34,6 +35,8 @@ class JudgeRequest:
     """Calls such as ``((T([64, 33], f32),), {})``."""
     timed_cases: tuple[str, ...] = ()
     """Calls that are timed too."""
+    refused_cases: tuple[str, ...] = ()
+    """Calls on which ATen raises, so the kernel must."""
     timed: bool = True
     """Whether a right kernel is timed."""
     reward: str = "correct"
@@ -46,10 +49,8 @@ class JudgeRequest:
             raise UnknownNameError("reward", self.reward, REWARDS)
         if not self.source.strip():
             raise OpforgeError("source is empty; send the text of the kernel's file")
-        if len(self.cases) + len(self.timed_cases) > MAX_CASES:
-            raise OpforgeError(
-                f"{len(self.cases) + len(self.timed_cases)} cases are too many for a request; {MAX_CASES} are allowed"
-            )
+        if (count := len(self.cases) + len(self.timed_cases) + len(self.refused_cases)) > MAX_CASES:
+            raise OpforgeError(f"{count} cases are too many for a request; {MAX_CASES} are allowed")
         return self
 
     def wire(self) -> dict[str, Any]:
@@ -57,7 +58,8 @@ class JudgeRequest:
 
     @classmethod
     def from_wire(cls, fields: dict[str, Any]) -> JudgeRequest:
-        return cls(**{**fields, "cases": tuple(fields["cases"]), "timed_cases": tuple(fields["timed_cases"])})
+        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()}
+        return cls(**values)
 
     def digest(self, server: str) -> str:
         """Return a digest of all that decides the answer; ``server`` stands for the server's settings."""
@@ -67,9 +69,10 @@ class JudgeRequest:
 
 def cases_of(request: JudgeRequest, serves: dict[str, bool], primary: str, suite: LoadedSuite) -> list[OperatorCases]:
     """Return the cases of a kernel that serves these operators; the values say which it must serve."""
-    if request.cases or request.timed_cases:
+    if request.cases or request.timed_cases or request.refused_cases:
         given = [_given_case(primary, text, Phase.CORRECTNESS) for text in (*request.cases, *request.timed_cases)]
         given += [_given_case(primary, text, Phase.PERFORMANCE) for text in request.timed_cases if request.timed]
+        given += [_given_case(primary, text, Phase.CORRECTNESS, Expect.RAISES) for text in request.refused_cases]
         return [OperatorCases(primary, True, list({(case.id, case.phase): case for case in given}.values()))]
     parts = []
     for op, required in serves.items():
@@ -81,11 +84,11 @@ def cases_of(request: JudgeRequest, serves: dict[str, bool], primary: str, suite
     return parts
 
 
-def _given_case(op: str, text: str, phase: Phase) -> Case:
+def _given_case(op: str, text: str, phase: Phase, expect: Expect = Expect.RETURNS) -> Case:
     args, kwargs = parse_arguments(text)
     if any(spec.at is not None for spec in instances((args, kwargs), TensorSpec)):
         raise CaseSyntaxError(
             f"{text!r} refers with at= to a suite's stored contents, which are not here; remove at=, "
             "and give the range of values with low= and high="
         )
-    return Case.make(op, format_arguments(args, kwargs), phase=phase, source="given")
+    return Case.make(op, format_arguments(args, kwargs), phase=phase, expect=expect, source="given")
