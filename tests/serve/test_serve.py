@@ -167,6 +167,22 @@ def test_broken_and_silent_clients_harm_nobody(server, ana):
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
 
 
+def test_calls_and_bodies_of_any_size_harm_nobody(server, ana):
+    for op, case in (
+        ("relu", "((T([100000, 100000], f32),), {})"),
+        ("ones", "(([100000, 100000],), {})"),
+        ("relu", "((T([9223372036854775807, 9223372036854775807], f32),), {})"),
+    ):
+        source = f"import torch\ndef {op}_kernel_impl(*args, **kwargs):\n    return torch.zeros(3)\n"
+        reply = post(server, {"op": op, "source": source, "cases": [case], "timed": False})
+        assert reply.status_code == 400 or not reply.json()["answer"]["right"], reply.text
+    for body in ("[" * 60_000, '{"op":' * 9_000, '{"op": "relu", "source": "\\ud800"}', "NaN", "1e999999"):
+        assert httpx.post(
+            f"{server.url}/judge", content=body, headers={"Authorization": f"Bearer {ANA}"}
+        ).is_client_error
+    assert ana.judge("relu", RELU + "# after hostile calls\n", cases=[OTHER], timed=False).right
+
+
 def test_counts_for_prometheus_and_a_description_of_the_interface(server, ana):
     ana.judge("relu", RELU, cases=[OTHER], timed=False)
     counts = dict(line.split() for line in httpx.get(f"{server.url}/metrics").text.splitlines() if line[0] != "#")

@@ -36,6 +36,9 @@ def serve(
     dtypes: Annotated[str, typer.Option(help="Dtypes of the suite, such as f32,bf16.")] = "f32,bf16",
     workers: Annotated[int, typer.Option(help="Kernels judged at the same time.")] = 2,
     timeout: Annotated[float, typer.Option(help="Time limit of one case, in seconds.")] = 60.0,
+    memory_gib: Annotated[
+        float, typer.Option(help="Memory that a kernel's process, and a judge, may use on a CPU.")
+    ] = 8.0,
     race_seconds: Annotated[float, typer.Option(help="Seconds of each race between kernel and ATen.")] = DEFAULT_RACE_S,
     max_pending: Annotated[int, typer.Option(help="Most requests of one client that may wait.")] = 1000,
     max_body_kib: Annotated[int, typer.Option(help="Largest request, in KiB.")] = 256,
@@ -62,7 +65,7 @@ def serve(
     known = Tokens.read(tokens)
     config = RunConfig(
         suite, "directory", device=device, dtypes=tuple(dtypes.split(",")), workers=workers, timeout_s=timeout,
-        race_s=race_seconds,
+        race_s=race_seconds, memory_gib=memory_gib,
     )  # fmt: skip
     with _listen(host, port) as listener, _locked(data), raise_on_sigterm():
         with ProgressLine() as progress:

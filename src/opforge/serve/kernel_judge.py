@@ -54,7 +54,9 @@ class KernelJudge:
             progress(f"peaks of {config.device}", 0, 1)
             self._peaks = executor.peaks()
             confine = {"run": str(folder.resolve()), "held": not self._confinement["missing"]}
-            self.service = stack.enter_context(JudgingService(config, server, self.suite, confine, self._peaks))
+            self.service = stack.enter_context(
+                JudgingService(config, server, self.suite, confine, self._peaks, limit_judges=True)
+            )
             self._stack = stack.pop_all()
 
     @property

@@ -190,11 +190,13 @@ class JudgePool:
         *,
         keep_judges: bool = False,
         gpus: Sequence[str] = (),
+        limit_judges: bool = False,
     ) -> None:
         """Create an executor.
 
         ``keep_judges`` keeps the judges for the next execution, until ``close``. ``gpus`` are the
-        GPUs to share out, if there are several.
+        GPUs to share out, if there are several. ``limit_judges`` gives judges the memory limit of a
+        kernel's process, for cases of strangers.
         """
         self._config = config
         self._keep = keep_judges
@@ -210,6 +212,9 @@ class JudgePool:
         self._timed_tasks: deque[_QueuedJob] = deque()
         self._blobs: dict[str, str] = {}
         self._has_native_runtime = False
+        self._judge_limits: dict[str, int] = {}
+        if limit_judges and (memory := config.memory_bytes) is not None:
+            self._judge_limits["memory_bytes"] = memory
 
     @property
     def _spawner(self) -> Spawner:
@@ -359,7 +364,8 @@ class JudgePool:
             "gpu": gpu,
             "native": self._config.runtime == "native",
         }
-        pid = self._spawner.spawn("judge", settings, [theirs.fileno(), line.fileno()], limits={}, output=False)
+        fds = [theirs.fileno(), line.fileno()]
+        pid = self._spawner.spawn("judge", settings, fds, limits=self._judge_limits, output=False)
         theirs.close()
         line.close()
         return _JudgeProcess(pid, ours, gpu=gpu)

@@ -47,9 +47,12 @@ class JudgingService:
         suite: LoadedSuite,
         confine: dict[str, Any] | None = None,
         peaks: dict[str, Any] | None = None,
+        *,
+        limit_judges: bool = False,
     ) -> None:
+        """Start judging. ``limit_judges``: cases come from strangers, and may need more memory than there is."""
         self._within = confined_command if confine is not None else unconfined
-        self._executor = JudgePool(config, server, lambda _rows: None, confine, peaks)
+        self._executor = JudgePool(config, server, lambda _rows: None, confine, peaks, limit_judges=limit_judges)
         self._executor.use_suite(suite)
         self._submissions: queue.SimpleQueue[_Submission] = queue.SimpleQueue()
         self._open: set[Future[list[ResultRow]]] = set()
