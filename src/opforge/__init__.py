@@ -6,7 +6,7 @@ from opforge.cases import Test
 
 if TYPE_CHECKING:
     from opforge.install import disable, enable, enabled
-    from opforge.serve.client import AsyncClient, Client
+    from opforge.client import AsyncClient, Client
 
 __version__ = "0.1.0"
 __all__ = ["AsyncClient", "Client", "Test", "__version__", "disable", "enable", "enabled"]
@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(install, name)
     if name in ("AsyncClient", "Client"):
-        from opforge.serve import client
+        from opforge import client
 
         return getattr(client, name)
     raise AttributeError(f"module 'opforge' has no attribute {name!r}")

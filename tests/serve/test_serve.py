@@ -313,7 +313,7 @@ def test_the_example_of_the_page_works(tmp_path):
 
 @pytest.mark.slow
 def test_two_hundred_requests_at_once(server):
-    async def ask() -> list[opforge.serve.client.JudgedKernel]:
+    async def ask() -> list[opforge.client.JudgedKernel]:
         async with opforge.AsyncClient(server.url, token=ANA) as client:
             asked = (client.judge("relu", f"{RELU}# {n}\n", cases=[OTHER], timed=False) for n in range(200))
             return await asyncio.gather(*asked)
