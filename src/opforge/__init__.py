@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 from opforge.cases import Test
 
 if TYPE_CHECKING:
-    from opforge.install import disable, enable, enabled
     from opforge.client import AsyncClient, Client
+    from opforge.install import disable, enable, enabled
 
 __version__ = "0.1.0"
 __all__ = ["AsyncClient", "Client", "Test", "__version__", "disable", "enable", "enabled"]
