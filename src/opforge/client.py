@@ -32,7 +32,7 @@ class JudgedKernel:
     """Scores, failures with their reasons, and times; empty if there is an error."""
     proof: dict[str, Any] | None = None
     error: str = ""
-    """Why there is no verdict: C++ that cannot be compiled, for example."""
+    """Why there is no verdict: an internal error of the server, for example."""
 
     @classmethod
     def from_wire(cls, fields: dict[str, Any]) -> JudgedKernel:
