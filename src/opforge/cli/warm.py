@@ -17,9 +17,6 @@ from opforge.errors import OpforgeError
 if TYPE_CHECKING:  # it needs what a run needs, and --help does not
     from opforge.sandbox.host.client import ForkServerProcess
 
-_REQUIRED_PROTECTIONS = ("network", "other processes")
-"""Required protections: without them, kernels could connect or attach to the server."""
-
 
 def register(app: typer.Typer) -> None:
     app.command("warm", context_settings={"allow_interspersed_args": False})(warm)
@@ -67,7 +64,7 @@ def _check_confinement(server: ForkServerProcess) -> None:
     from opforge.sandbox.host import system_check
 
     missing = system_check.working_protections(server.spawner)["missing"]
-    if needed := [protection for protection in _REQUIRED_PROTECTIONS if protection in missing]:
+    if needed := [protection for protection in system_check.SHARED_SERVER_PROTECTIONS if protection in missing]:
         raise OpforgeError(
             f"not protected on this system: {', '.join(needed)}; a kernel could corrupt a warm server, so each "
             "command must start its own"

@@ -7,15 +7,13 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from opforge.cases import Case, Phase
+from opforge.cases import Phase
 from opforge.cases.case import Expect
-from opforge.cases.text import format_arguments, parse_arguments
-from opforge.cases.values import TensorSpec
-from opforge.errors import CaseSyntaxError, NothingToJudgeError, OpforgeError, UnknownNameError
+from opforge.errors import NothingToJudgeError, OpforgeError, UnknownNameError
 from opforge.runs.plan import OperatorCases
-from opforge.runtime.trees import instances
 from opforge.serve.reward import REWARDS
 from opforge.suites import LoadedSuite
+from opforge.suites.given import given_case, performance_case
 
 SUFFIXES = {"python": ".py", "cpp": ".cpp", "cuda": ".cu"}
 """Languages of kernels, Triton being Python, and the suffixes of their files."""
@@ -70,9 +68,9 @@ class JudgeRequest:
 def cases_of(request: JudgeRequest, serves: dict[str, bool], primary: str, suite: LoadedSuite) -> list[OperatorCases]:
     """Return the cases of a kernel that serves these operators; the values say which it must serve."""
     if request.cases or request.timed_cases or request.refused_cases:
-        given = [_given_case(primary, text, Phase.CORRECTNESS) for text in (*request.cases, *request.timed_cases)]
-        given += [_given_case(primary, text, Phase.PERFORMANCE) for text in request.timed_cases if request.timed]
-        given += [_given_case(primary, text, Phase.CORRECTNESS, Expect.RAISES) for text in request.refused_cases]
+        given = [given_case(primary, text) for text in (*request.cases, *request.timed_cases)]
+        given += [performance_case(primary, text) for text in request.timed_cases if request.timed]
+        given += [given_case(primary, text, expect=Expect.RAISES) for text in request.refused_cases]
         return [OperatorCases(primary, True, list({(case.id, case.phase): case for case in given}.values()))]
     parts = []
     for op, required in serves.items():
@@ -82,13 +80,3 @@ def cases_of(request: JudgeRequest, serves: dict[str, bool], primary: str, suite
     if not parts:
         raise NothingToJudgeError(f"suite {suite.name!r} of this server has no case for {primary}; send cases")
     return parts
-
-
-def _given_case(op: str, text: str, phase: Phase, expect: Expect = Expect.RETURNS) -> Case:
-    args, kwargs = parse_arguments(text)
-    if any(spec.at is not None for spec in instances((args, kwargs), TensorSpec)):
-        raise CaseSyntaxError(
-            f"{text!r} refers with at= to a suite's stored contents, which are not here; remove at=, "
-            "and give the range of values with low= and high="
-        )
-    return Case.make(op, format_arguments(args, kwargs), phase=phase, expect=expect, source="given")

@@ -21,15 +21,13 @@ from opforge.runs.execute.local import ThisMachine
 from opforge.runs.execute.service import JudgingService, is_correct
 from opforge.runs.pipeline import describe_machine, store_verdicts
 from opforge.runs.plan import Job, OperatorCases, Plan, load_suite
+from opforge.sandbox.host import system_check
 from opforge.sandbox.host.admission import Version
 from opforge.serve.judge_request import SUFFIXES, JudgeRequest, cases_of
 from opforge.serve.request_store import StoredRequest
 from opforge.serve.reward import reward
 from opforge.suites import LoadedSuite
 from opforge.suites.base import Progress, no_progress
-
-_REQUIRED_PROTECTIONS = ("network", "other processes")
-"""Without them, a kernel could reach the server or another client's kernel."""
 
 
 class KernelJudge:
@@ -45,10 +43,10 @@ class KernelJudge:
             executor = ThisMachine(config, server)
             self._machine = describe_machine(config, executor)
             self._confinement = executor.confinement()
-            if missing := [name for name in _REQUIRED_PROTECTIONS if name in self._confinement["missing"]]:
+            if missing := set(system_check.SHARED_SERVER_PROTECTIONS) & set(self._confinement["missing"]):
                 raise OpforgeError(
-                    f"not protected on this system: {', '.join(missing)}; kernels of strangers are judged only where "
-                    "they can be confined (docs/confinement.md)"
+                    f"not protected on this system: {', '.join(sorted(missing))}; kernels of strangers are judged "
+                    "only where they can be confined (docs/confinement.md)"
                 )
             self.suite = load_suite(config, progress)
             progress(f"peaks of {config.device}", 0, 1)

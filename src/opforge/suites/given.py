@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from opforge.cases import Case, Phase
+from opforge.cases.case import Expect
 from opforge.cases.text import format_arguments, parse_arguments
 from opforge.cases.values import TensorSpec
 from opforge.errors import CaseSyntaxError
@@ -33,10 +34,15 @@ class GivenSuite:
 
 def performance_case(op: str, text: str) -> Case:
     """Parse a case to be timed from its text form; its contents are drawn from a seed."""
+    return given_case(op, text, phase=Phase.PERFORMANCE)
+
+
+def given_case(op: str, text: str, *, phase: Phase = Phase.CORRECTNESS, expect: Expect = Expect.RETURNS) -> Case:
+    """Parse a case from its text form; its contents are drawn from a seed."""
     args, kwargs = parse_arguments(text)
     if any(spec.at is not None for spec in instances((args, kwargs), TensorSpec)):
         raise CaseSyntaxError(
             f"{text!r} refers with at= to a suite's stored contents, which are not here; remove at=, "
             "and give the range of values with low= and high="
         )
-    return Case.make(op, format_arguments(args, kwargs), phase=Phase.PERFORMANCE, source="given")
+    return Case.make(op, format_arguments(args, kwargs), phase=phase, expect=expect, source="given")

@@ -22,6 +22,8 @@ from opforge.sandbox.guard.confinement import Confinement, abilities
 from opforge.sandbox.host import folders
 from opforge.sandbox.host.client import Spawner
 
+SHARED_SERVER_PROTECTIONS = ("network", "other processes")
+"""Protections without which a kernel could connect or attach to a server that others use too."""
 _LIMIT_S = 60.0
 _BUILD_LIMIT_S = 1200.0
 
