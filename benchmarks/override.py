@@ -236,7 +236,9 @@ def ways(one: Operator, root: Path, device: str, *, gems: bool) -> dict[str, Way
     if gems:
         import flag_gems
 
-        found["FlagGems"] = lambda: flag_gems.use_gems(include=[one.op])
+        functions = {entry[0]: entry[1].__name__ for entry in flag_gems._FULL_CONFIG}  # _softmax's is called softmax
+        if function := functions.get(f"{one.op}.{one.overload}".removesuffix(".default")):
+            found["FlagGems"] = lambda: flag_gems.use_gems(include=[function])
     return found
 
 

@@ -15,7 +15,6 @@ from opforge.judge.batch import BatchEntry
 from opforge.judge.compare.contract import CaseCheck
 from opforge.judge.kernel_worker import KernelWorker, WorkerConfig, WorkerDiedError
 from opforge.judge.reference.aten import CallOutcome, ReferenceCall
-from opforge.judge.reference.user import LOAD_TIMEOUT_S
 from opforge.judge.verdict import Verdict, VerdictKind
 from opforge.judge.wire_arguments import storage_bytes
 from opforge.ops import Operator
@@ -80,7 +79,7 @@ def recheck_in_new_process(
     """
     call = replace(entry.call, contents_seed=contents_seed)
     try:
-        loaded = worker.ask(LoadRequest(kernel), timeout_s=max(LOAD_TIMEOUT_S, config.timeout_s))
+        loaded = worker.ask(LoadRequest(kernel), timeout_s=config.preparation_timeout_s)
         if LoadReply.from_wire(loaded).is_refused:
             return None
         inputs = replace(call, device=torch.device("cpu"), owns_storage=True).build_arguments()[2]

@@ -37,6 +37,7 @@ MAX_TIMEOUTS = 3
 A request may take this many limits too, or `_MIN_REQUEST_LIMIT_S` if that is longer.
 """
 _MIN_REQUEST_LIMIT_S = 180.0
+_MIN_PREPARATION_LIMIT_S = 120.0
 _HALT_LIMIT_S = 5.0
 _MAX_KEPT_OUTPUT_BYTES = 4096
 _POLL_INTERVAL_S = 0.1
@@ -65,6 +66,11 @@ class WorkerConfig:
     """The part of the arena for inputs; the rest is for results."""
     race_s: float = 1.0
     """Seconds of a race between kernel and ATen."""
+
+    @property
+    def preparation_timeout_s(self) -> float:
+        """Return the time limit of steps that are not calls of a kernel: imports, a look at all that is registered."""
+        return max(_MIN_PREPARATION_LIMIT_S, self.timeout_s)
 
     @property
     def results_region(self) -> range:

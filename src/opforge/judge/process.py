@@ -28,7 +28,7 @@ from opforge.judge.kernel_worker import MAX_TIMEOUTS, KernelWorker, WorkerConfig
 from opforge.judge.random.sampling import judge_draws
 from opforge.judge.reference.aten import Float64Answers, abort_if_gpu_lost
 from opforge.judge.reference.custom_operators import CustomOperators
-from opforge.judge.reference.user import LOAD_TIMEOUT_S, UserCall, UserReference
+from opforge.judge.reference.user import UserCall, UserReference
 from opforge.judge.roofline.peaks import Peaks
 from opforge.judge.timing.case_timer import CaseTimer
 from opforge.judge.verdict import PYTORCH_DEFECT, REJECTING_KINDS, Verdict, VerdictKind
@@ -358,7 +358,8 @@ class Judge:
             return None
         self._registrations_checked = True
         try:
-            reply = IntegrityReply.from_wire(worker.ask({"do": "registrations"}))
+            answer = worker.ask({"do": "registrations"}, timeout_s=self._config.preparation_timeout_s)
+            reply = IntegrityReply.from_wire(answer)
         except WorkerDiedError as death:
             self._worker = None
             return Verdict(death.kind, f"while its registrations were checked: {death}")
@@ -531,7 +532,7 @@ class Judge:
         worker = self._worker or KernelWorker(self._spawner, self._config, confinement)
         self._worker = None
         try:
-            answer = worker.ask(LoadRequest(kernel), timeout_s=max(LOAD_TIMEOUT_S, self._config.timeout_s))
+            answer = worker.ask(LoadRequest(kernel), timeout_s=self._config.preparation_timeout_s)
             reply = LoadReply.from_wire(answer)
         except WorkerDiedError as death:
             self._load_failure = Verdict(death.kind, f"while loading: {death}")

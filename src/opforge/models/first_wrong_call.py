@@ -19,7 +19,6 @@ from opforge.errors import CaseSyntaxError
 from opforge.judge.batch import Batch, CaseRow
 from opforge.judge.compare.contract import CaseCheck
 from opforge.judge.kernel_worker import KernelWorker, WorkerConfig, WorkerDiedError
-from opforge.judge.reference.user import LOAD_TIMEOUT_S
 from opforge.judge.verdict import Verdict, VerdictKind
 from opforge.models.call_recorder import RecordedCall
 from opforge.models.job import ModelKernel
@@ -66,7 +65,7 @@ class WrongCallFinder:
         self._buffer: Bytes = np.zeros(1 << 20, np.uint8)
         worker.ask(
             LoadRequest({**kernel.loading, "forbidden": list(forbidden)}),
-            timeout_s=max(LOAD_TIMEOUT_S, config.timeout_s),
+            timeout_s=config.preparation_timeout_s,
         )
 
     def find_first(self, aten: ModelProcess) -> WrongCallReport:

@@ -35,7 +35,6 @@ from opforge.sandbox.host.reply import (
 )
 from opforge.sandbox.host.request import CallRequest, CaseRequest, LoadRequest
 
-LOAD_TIMEOUT_S = 120.0
 _MAX_DEATHS = 3
 _RELATIVE_INPUT_CHANGE = 1e-9
 """Relative change of an input, to detect whether a function rounds internally."""
@@ -90,7 +89,7 @@ class UserReference:
         if self._worker is None:
             worker = KernelWorker(self._spawner, self._config, self.confinement())
             try:
-                self._worker = load_reference(worker, self.description, self._config.timeout_s)
+                self._worker = load_reference(worker, self.description)
             except ReferenceFaultError as error:
                 self._failure = error
                 raise
@@ -215,10 +214,11 @@ class UserCall(ReferenceCall):
         return any(b.shape != a.shape or not same_bytes(b, a.cpu()) for b, a in zip(before, answer.inputs, strict=True))
 
 
-def load_reference(worker: KernelWorker, description: dict[str, Any], timeout_s: float) -> KernelWorker:
+def load_reference(worker: KernelWorker, description: dict[str, Any]) -> KernelWorker:
     """Load a user's reference into a worker and return it; raise ReferenceFaultError on failure."""
     try:
-        reply = LoadReply.from_wire(worker.ask(LoadRequest(description), timeout_s=max(LOAD_TIMEOUT_S, timeout_s)))
+        answer = worker.ask(LoadRequest(description), timeout_s=worker.config.preparation_timeout_s)
+        reply = LoadReply.from_wire(answer)
         fault = reply.escape_attempts or reply.error
     except WorkerDiedError as death:
         raise ReferenceFaultError(f"cannot be loaded: {_death_reason(death)}") from None

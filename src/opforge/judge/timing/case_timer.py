@@ -142,11 +142,12 @@ class CaseTimer:
             self._end_baseline()
         if self._baseline is None and reference is not None:
             worker = KernelWorker(self.spawner, self.config, reference.confinement())
-            self._baseline = load_reference(worker, reference.description, self.config.timeout_s)
+            self._baseline = load_reference(worker, reference.description)
         elif self._baseline is None:
             confinement = self.worker_folders.baseline_confinement() if self.worker_folders is not None else None
             self._baseline = KernelWorker(self.spawner, self.config, confinement)
-            self._baseline.ask(LoadRequest({"file": None, "primary": op.name, "entries": []}))
+            load = LoadRequest({"file": None, "primary": op.name, "entries": []})
+            self._baseline.ask(load, timeout_s=self.config.preparation_timeout_s)
         self._baseline_reference = described
         batch.copy_to(self._baseline.arena_view)
         return self._baseline
