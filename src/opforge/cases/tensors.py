@@ -101,9 +101,15 @@ def one_tensor_per_offset(
     return tensor
 
 
-def owned_copy(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """Return a copy with its own storage and the same geometry, as writing or resizing needs."""
-    memory = torch.empty_like(given := flat_storage(tensor), device=device or tensor.device).copy_(given)
+def owned_copy(tensor: torch.Tensor, device: torch.device | None = None, *, ahead: bool = False) -> torch.Tensor:
+    """Return a copy with its own storage and the same geometry, as writing or resizing needs.
+
+    With ``ahead`` a copy to a GPU is queued: torch otherwise waits for all that is queued there before it. The driver
+    has read the memory when the call returns.
+    """
+    given = flat_storage(tensor)
+    memory = torch.empty_like(given, device=device or tensor.device)
+    memory.copy_(given, non_blocking=ahead and memory.is_cuda)
     empty = torch.empty(0, dtype=tensor.dtype, device=memory.device)
     return empty.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
@@ -122,6 +128,11 @@ def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
     if word_dtype is None or not (_is_stored_plainly(left) and _is_stored_plainly(right)):
         return bool(torch.equal(flat_bytes(left), flat_bytes(right)))
     return bool(torch.equal(left.detach().view(word_dtype), right.detach().view(word_dtype)))
+
+
+def same_on_host(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of bytes are equal, found without work for a GPU that others use too."""
+    return bool(np.array_equal(one.cpu().numpy(), other.cpu().numpy()))
 
 
 def _is_stored_plainly(tensor: torch.Tensor) -> bool:

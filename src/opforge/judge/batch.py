@@ -390,7 +390,7 @@ class Batch:
         harmless = self._device.type == "cpu" or self._reference is not None
         if not harmless and replace(call, device=torch.device("cpu")).run().raised is not None:
             return None
-        answer = call.run()
+        answer = call.run_ahead()
         if answer.raised is not None and not may_raise:
             return None
         return answer if self._reserve_results(call, answer) else None

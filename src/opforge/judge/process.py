@@ -36,7 +36,15 @@ from opforge.judge.worker_folders import WorkerFolders
 from opforge.ops import Operator, SchemaKind, table
 from opforge.procs.channel import Channel
 from opforge.sandbox.host.client import Spawner
-from opforge.sandbox.host.reply import CallReply, CallsReply, IntegrityReply, LoadReply, MalformedReplyError
+from opforge.sandbox.host.reply import (
+    CallReply,
+    CallsReply,
+    IntegrityReply,
+    LoadReply,
+    MalformedReplyError,
+    failed_together,
+    results_end,
+)
 from opforge.sandbox.host.request import CallRequest, LoadRequest
 
 _MAX_DEATHS = 3
@@ -174,10 +182,8 @@ class Judge:
                 )
                 self._judge(op, cases, job["batch"])
         finally:
-            if "mutant" not in job["kernel"]:  # mutants are our own code and may share a process
-                self._end_worker()
-                if self._worker_folders is not None:
-                    self._worker_folders.remove_job_folder()
+            if not _is_own_code(job["kernel"]):
+                self._end_job_process()
 
     def _run_aten_alone(self, job: dict[str, Any], case: CaseRow) -> None:
         """Run one case in all its variants with ATen alone, in float64 and backward too.
@@ -282,14 +288,25 @@ class Judge:
             op.cases_seen += 1
         return batch, refused
 
-    def _run(self, op: _JudgedOperator, worker: KernelWorker, batch: Batch, waiting: deque[CaseRow]) -> None:
+    def _run(
+        self,
+        op: _JudgedOperator,
+        worker: KernelWorker,
+        batch: Batch,
+        waiting: deque[CaseRow],
+        failed_before: str = "",
+    ) -> None:
+        """Have a batch answered, and judge it; its calls made together have failed with ``failed_before``, if given."""
         batch.copy_to(worker.arena_view)
         try:
-            worker.begin(self._request(op, batch))
+            worker.begin(self._request(op, batch, together=not failed_before))
             began = time.monotonic()
             answer = worker.answer(timeout_s=self._limit_s(batch), cases=len(batch.entries))
         except WorkerDiedError as death:
             self._handle_death(op, batch, death, waiting)
+            return
+        if not failed_before and (failure := failed_together(answer)):
+            self._run_one_by_one(op, batch, waiting, failure)
             return
         case_s = (time.monotonic() - began) / len({id(p.case) for p in batch.entries})
         self._max_batch_cases = max(1, int(_TARGET_BATCH_S / max(case_s, 1e-3)))
@@ -307,13 +324,27 @@ class Judge:
             self._handle_death(op, batch, death, waiting)
             return
         verdicts = self._check_replies(op, worker, batch, reply.calls)
+        if failed_before and all(verdict.passed for _, verdict in verdicts):
+            reason = f"a call failed on the GPU when {len(batch.entries)} were made in a row: {failed_before}"
+            verdicts = [(case, Verdict(VerdictKind.ERROR, reason)) for case, _ in verdicts]
         if any(verdict.passed for _, verdict in verdicts) and (breach := self._breach(worker, reply.tampered)):
             verdicts = [(case, breach if verdict.passed else verdict) for case, verdict in verdicts]
         if self._worker is not None:  # else lost while timing or drawing
-            worker.release_arena(batch.used_bytes)
+            region = self._config.results_region
+            worker.release_arena(batch.used_bytes + results_end(reply.calls, region) - region.start)
         if self._device.type == "cuda" and torch.cuda.memory_reserved() > _MAX_CACHED_GPU_BYTES:
             torch.cuda.empty_cache()
         self._send_verdicts(op, verdicts)
+
+    def _run_one_by_one(self, op: _JudgedOperator, batch: Batch, waiting: deque[CaseRow], failure: str) -> None:
+        """Run a batch again in a new process, waiting for each call: one failed, and it is not known which."""
+        self._end_worker()
+        worker = self._ready_worker(op.kernel)
+        if worker is None:
+            cases = [p.case for p in batch.entries if not p.variant]
+            self._send_verdicts(op, [(case, self._load_failure or self._not_run(op)) for case in cases])
+        else:
+            self._run(op, worker, batch, waiting, failure)
 
     def _limit_s(self, batch: Batch) -> float:
         """Return the time limit of a call: less after a kernel hung, more where ATen is slow."""
@@ -329,7 +360,7 @@ class Judge:
             VerdictKind.CRASHED, f"not run: the kernel's process died {op.deaths} times on {op.operator.name}"
         )
 
-    def _request(self, op: _JudgedOperator, batch: Batch) -> CallRequest:
+    def _request(self, op: _JudgedOperator, batch: Batch, *, together: bool) -> CallRequest:
         cases = [p.request() for p in batch.entries]
         counted = next((i for i, p in enumerate(batch.entries) if p.variant == "again"), None)
         if op.kernel["forbidden"] and counted is not None:
@@ -337,7 +368,7 @@ class Judge:
         if "native" in op.kernel:  # users meet both forms: a call runs through Python until there is a plan for it
             again = [p.variant == "again" for p in batch.entries]
             cases = [replace(c, in_python=True) if second else c for c, second in zip(cases, again, strict=True)]
-        return CallRequest(op.operator.name, cases, op.operator.is_random)
+        return CallRequest(op.operator.name, cases, op.operator.is_random, together=together)
 
     def _breach(self, worker: KernelWorker, tampered: tuple[str, ...]) -> Verdict | None:
         """Return the verdict if the kernel did something that invalidates all its answers."""
@@ -524,6 +555,8 @@ class Judge:
         """Return a worker with the kernel loaded; None, with the reason kept, if loading fails."""
         if self._load_failure is not None or (self._worker is not None and self._loaded == kernel):
             return self._worker
+        if self._worker is not None and not (_is_own_code(kernel) and _is_own_code(self._loaded)):
+            self._end_job_process()
         confinement = (
             self._worker_folders.kernel_confinement(kernel["file"], kernel.get("library"))
             if self._worker_folders is not None and self._worker is None
@@ -548,6 +581,12 @@ class Judge:
         self._worker, self._loaded, self._registrations_checked = worker, kernel, False
         return worker
 
+    def _end_job_process(self) -> None:
+        """End the process of a job's kernel, and remove its folder."""
+        self._end_worker()
+        if self._worker_folders is not None:
+            self._worker_folders.remove_job_folder()
+
     def _end_worker(self) -> None:
         if self._worker is not None:
             self._worker.close()
@@ -558,6 +597,11 @@ class Judge:
         if verdicts:
             rows = [{"id": case.id, "phase": case.phase.value, **verdict.wire()} for case, verdict in verdicts]
             self._channel.send({"op": op.operator.name, "verdicts": rows})
+
+
+def _is_own_code(kernel: dict[str, Any]) -> bool:
+    """Whether a kernel is ATen, or a mutant of it: such kernels may share a process."""
+    return "mutant" in kernel or (kernel["file"] is None and "reference" not in kernel)
 
 
 def _differentiable(judged: _JudgedOperator, entry: BatchEntry) -> bool:

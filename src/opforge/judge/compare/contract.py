@@ -10,7 +10,7 @@ import cmath
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,7 @@ from opforge.judge.compare.properties.signed_zeros import zero_signs_matter
 from opforge.judge.compare.uninitialised import uninitialised_elements
 from opforge.judge.facts import facts_of
 from opforge.judge.reference.aten import (
+    MAX_CPU_COMPARE_ELEMENTS,
     CallOutcome,
     Float64Answers,
     GradientCall,
@@ -55,12 +56,6 @@ from opforge.sandbox.host.reply import (
 _GRADIENT_SLACK = 16.0
 _SIGNED_DTYPES = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Signed integers of the same size: torch has few operators for unsigned ones."""
-_MAX_CPU_COMPARE_ELEMENTS = 1 << 18
-"""Results up to this many elements are compared on the CPU, larger ones on ATen's device.
-
-A GPU that many processes share is slow at small work."""
-
-
 _MAX_EXAMINED_ELEMENTS = 4096
 _MIN_MANY_VALUES = 32
 """Elements of a random result that are examined, and distinct values that count as many."""
@@ -263,7 +258,7 @@ class CaseCheck:
             )
         self._check_strides(label, reported.strides, aten)
         contents = tensor_from_row(self.results, reported.row(self.results_offset))
-        return contents.to(aten.device) if contents.numel() > _MAX_CPU_COMPARE_ELEMENTS else contents
+        return contents.to(aten.device) if contents.numel() > MAX_CPU_COMPARE_ELEMENTS else contents
 
     def _check_strides(self, label: str, strides: Sequence[int], aten: torch.Tensor) -> None:
         if tuple(strides) == aten.stride() or aten.numel() <= 1:
@@ -375,8 +370,8 @@ class CaseCheck:
 
     @cached_property
     def _originals(self) -> list[torch.Tensor]:
-        """The inputs as they were before the call."""
-        return self.call.build_arguments()[2]
+        """The inputs as they were before the call, on the CPU."""
+        return replace(self.call, device=torch.device("cpu")).build_arguments()[2]
 
     @property
     def _may_write_inputs(self) -> bool:

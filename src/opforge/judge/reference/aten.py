@@ -28,6 +28,10 @@ _WIDE_DTYPES = {
     **{d: torch.float64 for d in TORCH_DTYPES.values() if d.is_floating_point and d.itemsize == 1},
 }
 
+MAX_CPU_COMPARE_ELEMENTS = 1 << 18
+"""Results up to this many elements are compared on the CPU, larger ones on ATen's device.
+
+A GPU that many processes share is slow at small work."""
 PERTURBATION_SEEDS = (1, -1, 2, -2, 3, -3, 4, -4)
 """Seeds of random perturbations of the inputs; negative ones are mirror images."""
 EXTRA_PERTURBATION_SEEDS = tuple(range(5, 21))
@@ -100,7 +104,7 @@ class ReferenceCall:
         def unchanged_tensor(row: list[Any]) -> torch.Tensor:
             input_tensor = tensor_from_row(self.buffer, row)
             if self.owns_storage or change is not None or self.contents_seed:
-                input_tensor = owned_copy(input_tensor, torch.device(row[6]) if row[6] else self.device)
+                input_tensor = owned_copy(input_tensor, torch.device(row[6]) if row[6] else self.device, ahead=True)
                 renewed(input_tensor, self.contents_seed, positions=self.may_hold_indices)
             return input_tensor
 
@@ -122,6 +126,17 @@ class ReferenceCall:
 
     def run(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> CallOutcome:
         """Call ATen; an exception is part of the answer."""
+        outcome = self.run_ahead(change)
+        if self.device.type == "cuda" and outcome.raised is None:
+            try:
+                torch.cuda.synchronize()  # an error belongs to the call that made it
+            except Exception as error:  # noqa: BLE001  # torch has many types for errors of a GPU
+                abort_if_gpu_lost(error)
+                return CallOutcome(inputs=outcome.inputs, raised=error)
+        return outcome
+
+    def run_ahead(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> CallOutcome:
+        """Call ATen without waiting for a GPU: each wait for a GPU that others use costs a time slice."""
         args, kwargs, inputs = self.build_arguments(change)
         if change is not None:
             args, kwargs = widen_dtypes(args), widen_dtypes(kwargs)
@@ -132,8 +147,6 @@ class ReferenceCall:
         try:
             with torch.no_grad(), _default_dtype(self.default_dtype):
                 result = aten_function(self.op)(*args, **kwargs)
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()  # an error belongs to the call that made it
         except Exception as error:  # noqa: BLE001  # ATen raises many types; any of them is an answer
             abort_if_gpu_lost(error)
             return CallOutcome(inputs=inputs, raised=error)
@@ -246,6 +259,8 @@ def same_dtypes(left: CallOutcome, right: CallOutcome) -> bool:
 def _roughly_equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
+    if a.is_cuda and a.numel() <= MAX_CPU_COMPARE_ELEMENTS:
+        a, b = a.cpu(), b.cpu()
     if a.dtype == torch.complex32:  # torch cannot compare it
         a, b = a.to(torch.complex64), b.to(torch.complex64)
     if (same := bool(torch.equal(a, b))) or not (a.is_floating_point() or a.is_complex()):

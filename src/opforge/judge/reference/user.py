@@ -191,6 +191,10 @@ class UserCall(ReferenceCall):
             raise ValueError("the call has no reference")
         return self.reference.answer(self, change)
 
+    def run_ahead(self, change: InputChange | None = None) -> CallOutcome:
+        """Ask the reference and wait: its answer is on the CPU."""
+        return self.run(change)
+
     def run_poisoned(self) -> CallOutcome:
         """Call again as usual: the memory of another process cannot be poisoned from here."""
         return self.run()

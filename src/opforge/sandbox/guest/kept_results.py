@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from opforge.cases.tensors import flat_bytes
+from opforge.cases.tensors import flat_bytes, same_on_host
 from opforge.runtime.trees import instances
 from opforge.sandbox.guest.aliases import InputAliases
 
@@ -58,7 +58,7 @@ class KeptResults:
     def changed_calls(self) -> Iterator[int]:
         """Yield the numbers of the calls whose results have changed since."""
         for index, tensor, then in self._kept:
-            if not torch.equal(flat_bytes(tensor), then):
+            if not same_on_host(flat_bytes(tensor), then):
                 yield index
 
 

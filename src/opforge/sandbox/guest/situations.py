@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from opforge.cases.tensors import flat_bytes, flat_storage
+from opforge.cases.tensors import flat_bytes, flat_storage, same_on_host
 
 GRAD_MODE, REQUIRES_GRAD, INFERENCE_MODE, THREAD, THREADS, DEFAULT_DTYPE, LAZY_CLONE, KEPT_RESULTS, TORCH_THREADS = (
     "grad_mode", "requires_grad", "inference_mode", "thread", "threads", "default_dtype", "lazy_clone",
@@ -281,7 +281,7 @@ def _with_other_contents(given: Arguments) -> Arguments:
 
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.shape == other.shape and bool(torch.equal(flat_bytes(one), flat_bytes(other)))
+        return one.shape == other.shape and same_on_host(flat_bytes(one), flat_bytes(other))
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     return True

@@ -43,6 +43,7 @@ from opforge.sandbox.guest.loader import (
     override_aten,
 )
 from opforge.sandbox.guest.native_runtime import NativeRuntime
+from opforge.sandbox.guest.pending_copies import FailedTogetherError, PendingCopies
 from opforge.sandbox.guest.situations import (
     INFERENCE_MODE,
     KEPT_RESULTS,
@@ -70,8 +71,10 @@ A kernel estimated to take longer is not called on it.
 """
 _MIN_TIMED_ELEMENTS = 64
 """A call on up to this many elements takes as long as a call on one."""
+_WAITING_FIELDS = frozenset({"prefill_offsets", "large_elements", "wait_s"})
+"""Fields of cases whose calls are watched or timed, and so waited for."""
 _MAX_CACHED_MEMORY_SHARE = 1 / 64
-"""Share of GPU memory; above it, cached memory is released after a race."""
+"""Share of GPU memory; above it, cached memory is released after a race or a batch of calls."""
 
 
 function_snapshot = functools.cache(FunctionSnapshot)
@@ -124,6 +127,8 @@ class Worker:
         self._pid = getpid()
         self._traps = Traps(device.type, (gradients.__code__, Worker._gradient.__code__, Worker.run.__code__))
         self._kept = KeptResults()
+        self._pending: PendingCopies | None = None
+        """Results that are copied later; None if each call is waited for."""
         self._native: NativeRuntime | None = None
         """The slots through which a kernel is called; None if its function is called itself."""
 
@@ -224,6 +229,14 @@ class Worker:
         return function if self._native is None else self._native.callable_for(op, function)
 
     def _call_all(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._results(request)
+        except FailedTogetherError as error:
+            return {"failed_together": str(error)}
+        finally:
+            self._pending = None
+
+    def _results(self, request: dict[str, Any]) -> dict[str, Any]:
         op, cases, native = request["op"], request["cases"], self._native
         random = request["random"] if "random" in request else _is_random(op)
         self._next_offset = self._results_offset
@@ -234,8 +247,15 @@ class Worker:
         except NotImplementedError as error:
             return {"results": [{"raised": ["NotImplementedError", str(error)]} for _ in cases]}
         state, pace_s = GlobalState.now(), math.inf
+        together = (
+            PendingCopies(self._tell_running) if request.get("together") and self._device.type == "cuda" else None
+        )
         for index, case in enumerate(cases):
-            CASE_COUNTER.pack_into(self._arena, 0, index)
+            self._tell_running(index)
+            at_once = not index or not _WAITING_FIELDS.isdisjoint(case)
+            if together is not None and at_once:
+                together.finish()
+            self._pending = None if at_once else together
             began_ns = perf_counter_ns()
             if (elements := case.get("large_elements", 0)) * pace_s > _MAX_LARGE_CASE_S:
                 result: dict[str, Any] = {"raised": ["NotImplementedError", "it would take too long"]}
@@ -245,7 +265,9 @@ class Worker:
                 if native is not None:
                     began_ns += native.pop_learning_ns()
                     result |= native.last_way if "returned" in result else {}
-            if not elements and case.get("elements"):
+            if self._pending is not None:
+                self._pending.end_call(index)
+            elif not elements and case.get("elements"):
                 pace_s = min(pace_s, (perf_counter_ns() - began_ns) / 1e9 / max(case["elements"], _MIN_TIMED_ELEMENTS))
             if isinstance(function, Mutant):
                 result["mutant"] = function.effect
@@ -256,9 +278,12 @@ class Worker:
             elif random:
                 state = after
             results.append(self._with_escape_attempts(result))
+        if together is not None:
+            together.finish()
         for index in self._kept.changed_calls():
             results[index]["changed_later"] = True
         self._kept = KeptResults()
+        self._release_cached_memory()
         return {"results": results, **({} if request.get("trusted") else self._tampering(thorough=False))}
 
     def _call(self, function: Callable[..., Any], case: dict[str, Any], index: int) -> dict[str, Any]:
@@ -270,7 +295,7 @@ class Worker:
         def create_tensor(row: list[Any]) -> torch.Tensor:
             argument = tensor_from_row(self._arena, row)
             if owns_storage or situation == LAZY_CLONE:
-                cloned.append((argument, owned_copy(argument, torch.device(row[6]) if row[6] else self._device)))
+                cloned.append((argument, self._copy(argument, row)))
                 argument = cloned[-1][1]
             return input_for(situation, argument)
 
@@ -291,9 +316,7 @@ class Worker:
                 result, inputs, shared = self._call_in_situation(function, case, args, kwargs, inputs)
             early = self._early(result) if "prefill_offsets" in case else []
             busy = self._busy_elsewhere() if "prefill_offsets" in case else False
-            if "wait_s" in case:
-                sleep(case["wait_s"])
-            self._wait()
+            self._wait_after(case)
             reply: dict[str, Any] = {"returned": self._describe(result, InputAliases(inputs))}
             reply["shares_result"] = self._kept.add(index, result, InputAliases(inputs)) or shared
             if unusable := _describe_unusable(result, inputs, situation):
@@ -311,6 +334,8 @@ class Worker:
             return {"exited": repr(error.code)}
         except BaseException as error:  # noqa: BLE001  # a kernel may raise anything; it becomes the verdict
             self._exit_if_forked()
+            if self._pending is not None:
+                self._pending.finish()
             return {
                 "raised": [type(error).__name__, describe_exception(error, self._path)],
                 **self._forbidden_calls(inputs),
@@ -326,6 +351,17 @@ class Worker:
         if listing is not None:
             reply["calls"] = dict(listing.calls)
         return {**reply, **self._forbidden_calls(inputs)}
+
+    def _wait_after(self, case: dict[str, Any]) -> None:
+        """Wait for a call, unless its results are copied later."""
+        if "wait_s" in case:
+            sleep(case["wait_s"])
+        if self._pending is None:
+            self._wait()
+
+    def _tell_running(self, index: int) -> None:
+        """Tell the judge the number of the call that is running."""
+        CASE_COUNTER.pack_into(self._arena, 0, index)
 
     def _call_in_situation(
         self, function: Callable[..., Any], case: dict[str, Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]
@@ -419,7 +455,11 @@ class Worker:
             left = len(self._arena) - offset
             return {"junk": f"a tensor of {nbytes} bytes, more than the {left} that are left for results"}
         if nbytes:
-            torch.frombuffer(self._arena, dtype=torch.uint8, count=nbytes, offset=offset).copy_(flat)
+            target = torch.frombuffer(self._arena, dtype=torch.uint8, count=nbytes, offset=offset)
+            if self._pending is not None and flat.is_cuda:
+                self._pending.add(target, flat, is_private=not _same_memory(flat, tensor))
+            else:
+                target.copy_(flat)
         self._next_offset = offset + nbytes + (-nbytes % ARENA_ALIGNMENT)
         row = [
             offset,
@@ -530,9 +570,12 @@ class Worker:
     def _clear(self) -> dict[str, Any]:
         """Release the timed calls: others need the memory."""
         self._timed_calls = None
+        self._release_cached_memory()
+        return {}
+
+    def _release_cached_memory(self) -> None:
         if self._device.type == "cuda" and memory_reserved() > _MAX_CACHED_MEMORY_SHARE * mem_get_info()[1]:
             empty_cache()
-        return {}
 
     def _require_timed_calls(self) -> TimedCalls | HostTimedCalls:
         if self._timed_calls is None:
@@ -547,14 +590,15 @@ class Worker:
             self._exit_if_forked()
             return {"raised": [type(error).__name__, describe_exception(error, self._path)]}
 
+    def _copy(self, tensor: torch.Tensor, row: list[Any]) -> torch.Tensor:
+        return owned_copy(tensor, torch.device(row[6]) if row[6] else self._device, ahead=True)
+
     def _copy_arguments(self, case: dict[str, Any]) -> tuple[list[Any], dict[str, Any], list[torch.Tensor]]:
         """Return the arguments of a case in newly allocated memory."""
         inputs: list[torch.Tensor] = []
 
         def tensor(row: list[Any]) -> torch.Tensor:
-            inputs.append(
-                owned_copy(tensor_from_row(self._arena, row), torch.device(row[6]) if row[6] else self._device)
-            )
+            inputs.append(self._copy(tensor_from_row(self._arena, row), row))
             return inputs[-1]
 
         return decode(case["args"], tensor), {n: decode(v, tensor) for n, v in case["kwargs"].items()}, inputs
@@ -562,6 +606,10 @@ class Worker:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             synchronize()
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
 
 
 def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -211,6 +211,12 @@ class CallsReply:
         return cls([CallReply.from_wire(result, region) for result in results], _tampered(reply))
 
 
+def failed_together(reply: Any) -> str:
+    """Return the error of calls that were queued together, if the reply says that they failed and nothing else."""
+    text = reply.get("failed_together") if isinstance(reply, dict) and len(reply) == 1 else None
+    return _text(text) if isinstance(text, str) else ""
+
+
 def results_end(replies: Iterable[CallReply], region: range) -> int:
     """Return where the results in the replies end, within their region of the arena."""
     return max((tensor.start + tensor.nbytes for reply in replies for tensor in reply.tensors), default=region.start)

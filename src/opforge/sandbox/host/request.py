@@ -77,6 +77,8 @@ class CallRequest(WorkerRequest):
     random: bool
     trusted: bool | None = None
     """Whether the worker runs no kernel, so that tampering is not looked for."""
+    together: bool | None = None
+    """Whether the worker may wait for the GPU once for many calls, and so not know which of them failed."""
 
 
 @dataclass(frozen=True, slots=True)
