@@ -30,6 +30,10 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **handle) {
     if (strcmp(bus, "00000000:1a:00.0")) return 6;
     *handle = &device; return 0;
 }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
+    if (index != 7) return 6;
+    *handle = &device; return 0;
+}
 static int known(void *handle) { return handle == &device ? 0 : 2; }
 int nvmlDeviceGetClockInfo(void *h, unsigned type, unsigned *mhz) { *mhz = setting(type == 1 ? "GPU_SM" : "GPU_MEMORY"); return known(h); }
 int nvmlDeviceGetMaxClockInfo(void *h, unsigned type, unsigned *mhz) { *mhz = type == 1 ? 1980 : 3201; return known(h); }
@@ -38,6 +42,7 @@ int nvmlDeviceGetEnforcedPowerLimit(void *h, unsigned *mw) { *mw = 700000; retur
 int nvmlDeviceGetTemperature(void *h, unsigned sensor, unsigned *c) { *c = 61; return sensor ? 2 : known(h); }
 int nvmlDeviceGetPerformanceState(void *h, unsigned *state) { *state = 0; return setting("GPU_NO_STATE") ? 3 : known(h); }
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *h, unsigned long long *bits) { *bits = setting("GPU_REASONS"); return known(h); }
+int nvmlDeviceGetUtilizationRates(void *h, unsigned *shares) { shares[0] = setting("GPU_BUSY"); shares[1] = 1; return known(h); }
 """
 
 SEVEN = GpuIdentity("GPU-seven", "00000000:1a:00.0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from types import TracebackType
 from typing import Self
 
@@ -13,6 +14,37 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from opforge.reports.escape import escape_controls
 
 _PRINT_INTERVAL_S = 5.0
+_PACE_WINDOW_S = 60.0
+"""The rate is that of the last minute: some cases take a thousand times as long as others."""
+_MIN_PACE_S = 3.0
+
+
+class Pace:
+    """How fast a step goes, and how long the rest of it takes at that rate."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def note(self, done: int, total: int, now: float) -> str:
+        """Note how far the step is; return its rate and the remaining time, empty as long as they are not known."""
+        if total != self._total or (self._seen and done < self._seen[-1][1]):  # another step
+            self._total = total
+            self._seen.clear()
+        self._seen.append((now, done))
+        while len(self._seen) > 2 and now - self._seen[1][0] > _PACE_WINDOW_S:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        if now - since < _MIN_PACE_S or done <= before or done >= total:
+            return ""
+        rate = (done - before) / (now - since)
+        seconds = round((total - done) / rate)
+        left = (
+            f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+            if seconds >= 3600
+            else (f"{seconds // 60}:{seconds % 60:02}")
+        )
+        return f"{rate:.0f}/s, {left} left" if rate >= 10 else f"{rate:.2g}/s, {left} left"
 
 
 class ProgressLine:
@@ -22,10 +54,12 @@ class ProgressLine:
         self._quiet = quiet
         self._bar: Progress | None = None
         self._last = time.monotonic()
+        self._pace = Pace()
         if not quiet and sys.stderr.isatty():
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            texts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            columns = (*texts, TextColumn("{task.fields[pace]}"))
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task("starting", total=None)
+            self._task = self._bar.add_task("starting", total=None, pace="")
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -48,9 +82,11 @@ class ProgressLine:
             sys.stderr.flush()
 
     def __call__(self, label: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        pace = self._pace.note(done, total, now)
         if self._bar is not None:
-            self._bar.update(self._task, description=label[:60], completed=done, total=total)
-        elif not self._quiet and time.monotonic() - self._last > _PRINT_INTERVAL_S:
-            self._last = time.monotonic()
-            sys.stderr.write(f"{done}/{total} {label}\n")
+            self._bar.update(self._task, description=label[:60], completed=done, total=total, pace=pace)
+        elif not self._quiet and now - self._last > _PRINT_INTERVAL_S:
+            self._last = now
+            sys.stderr.write(f"{done}/{total} {label}{f' ({pace})' if pace else ''}\n")
             sys.stderr.flush()

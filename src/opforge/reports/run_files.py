@@ -57,6 +57,7 @@ def summary_markdown(manifest: Manifest, summary: Summary) -> str:
         *[f"| {title} | {text} |" for title, text in speed_text.score_lines(summary)],
         *_perf_at_p_row(summary),
         f"| cases | {scores['cases']}: {verdict_counts_text(scores['verdicts'])} |",
+        *([] if manifest.activity is None else [f"| time of all workers | {manifest.activity} |"]),
         f"| torch | {manifest.versions['torch']} on {manifest.machine.device}, {manifest.machine.platform} |",
         *_overrides_row(manifest),
         "",

@@ -94,6 +94,8 @@ def print_run(console: Console, manifest: Manifest, summary: Summary) -> None:
     _show_weak(console, summary)
     _show_alarms(console, summary)
     _show_scores(console, summary)
+    if manifest.activity is not None and manifest.activity.gpu_busy is not None:
+        console.print(f"workers      {manifest.activity}", soft_wrap=True)
 
 
 def _show_weak(console: Console, summary: Summary) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from opforge.runs.config import RunConfig
-from opforge.runs.manifest import Manifest
+from opforge.runs.manifest import Activity, Manifest
 from opforge.runs.plan import Job, Plan
 from opforge.runs.rows import ResultRow
 from opforge.sandbox.host.client import ForkServerHandle
@@ -60,8 +60,8 @@ class Executor(Protocol):
         """Return the measured peaks of the device."""
         ...
 
-    def execute(self, work: Work) -> None:
-        """Judge all jobs; every case gets exactly one verdict."""
+    def execute(self, work: Work) -> Activity | None:
+        """Judge all jobs; every case gets exactly one verdict. Return how the time was spent, if that is known."""
         ...
 
     def close(self) -> None:

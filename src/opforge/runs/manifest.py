@@ -25,6 +25,23 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
+class Activity:
+    """How the judges spent their time since the run was last started, in seconds summed over all of them."""
+
+    judging_s: float = 0.0
+    timing_s: float = 0.0
+    waiting_s: float = 0.0
+    """For the device, or for others that time."""
+    gpu_busy: float | None = None
+    """Share of the time in which the GPU did something; None if that is not known."""
+
+    def __str__(self) -> str:
+        shares = (("judging", self.judging_s), ("timing", self.timing_s), ("waiting", self.waiting_s))
+        times = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in shares if seconds >= 0.05)
+        return (times or "none") + ("" if self.gpu_busy is None else f"; GPU busy {self.gpu_busy:.0%} of the time")
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedKernel:
     """A kernel that is judged, with its operators."""
 
@@ -138,6 +155,8 @@ class Manifest:
     finished: str | None = None
     scores: dict[str, Any] | None = None
     proofs: ProofsRecord | None = None
+    activity: Activity | None = None
+    """None where it was not recorded: on a cluster, and in older runs."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Fields of newer versions."""
 
@@ -159,12 +178,14 @@ class Manifest:
             fields["scores"] = self.scores
         if self.proofs is not None:
             fields["proofs"] = self.proofs.wire()
+        if self.activity is not None:
+            fields["activity"] = asdict(self.activity)
         return fields | self.extra
 
     @classmethod
     def from_wire(cls, fields: Mapping[str, Any]) -> Manifest:
         """Return a manifest; raises KeyError without the fields that all versions write."""
-        proofs = fields.get("proofs")
+        proofs, activity = fields.get("proofs"), fields.get("activity")
         return cls(
             config=fields["config"],
             plan=PlanRecord.from_wire(fields["plan"]),
@@ -177,6 +198,7 @@ class Manifest:
             finished=fields.get("finished"),
             scores=fields.get("scores"),
             proofs=None if proofs is None else ProofsRecord.from_wire(proofs),
+            activity=None if activity is None else Activity(**_known(Activity, activity)),
             extra={name: value for name, value in fields.items() if name not in _FIELDS},
         )
 

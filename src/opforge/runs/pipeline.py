@@ -30,7 +30,7 @@ from opforge.runs.execute.service import JudgingService
 from opforge.runs.executors import Executor, Work
 from opforge.runs.generation_context import GenerationContext, KernelGenerator
 from opforge.runs.input_generators import case_maker
-from opforge.runs.manifest import Machine, Manifest, PlannedKernel, PlanRecord, ProofsRecord, WeakOperators
+from opforge.runs.manifest import Activity, Machine, Manifest, PlannedKernel, PlanRecord, ProofsRecord, WeakOperators
 from opforge.runs.plan import Job, Plan, load_suite, make_plan, selected_ops
 from opforge.runs.proofs import write_proofs
 from opforge.runs.rows import ResultRow, VerdictKey
@@ -231,18 +231,21 @@ def _judge(plan: Plan, store: RunStore, executor: Executor, progress: Progress) 
         progress(ops, count, total)
 
     try:
-        executor.execute(Work(plan, jobs, emit, store.path, manifest, progress, judging))
+        activity = executor.execute(Work(plan, jobs, emit, store.path, manifest, progress, judging))
     except BaseException:
         with contextlib.suppress(OSError, OpforgeError):  # the error that ended the run takes precedence
             _proofs(plan, store, manifest, finished=False)
         raise
-    return _finished(plan, store, manifest, summary)
+    return _finished(plan, store, manifest, summary, activity)
 
 
-def _finished(plan: Plan, store: RunStore, manifest: Manifest, summary: Summary) -> RunResult:
+def _finished(
+    plan: Plan, store: RunStore, manifest: Manifest, summary: Summary, activity: Activity | None = None
+) -> RunResult:
     """Write the proofs and scores of a run whose cases all have their verdicts."""
-    proofs = _proofs(plan, store, manifest)
-    store.write_manifest(replace(store.manifest(), finished=_utc_now(), scores=summary.scores(), proofs=proofs))
+    proofs, scores = _proofs(plan, store, manifest), summary.scores()
+    ended = replace(store.manifest(), finished=_utc_now(), scores=scores, proofs=proofs, activity=activity)
+    store.write_manifest(ended)
     return RunResult(store, store.manifest(), summary)
 
 

@@ -56,6 +56,23 @@ class Gpu:
                 return cls(library, handle)
         return None
 
+    @classmethod
+    def at(cls, library: ctypes.CDLL, name: str) -> Gpu | None:
+        """Return the GPU that CUDA_VISIBLE_DEVICES calls by a name: its number or UUID."""
+        if not name.isdigit():
+            return cls.find(library, GpuIdentity(name, ""))
+        handle = ctypes.c_void_p()
+        started = _call(library, "nvmlInit_v2") == 0
+        index = ctypes.c_uint(int(name))
+        found = started and _call(library, "nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle)) == 0
+        return cls(library, handle) if found else None
+
+    def busy_percent(self) -> int | None:
+        """Return how much of the last moments, up to a second, something ran on the GPU."""
+        shares = (ctypes.c_uint * 2)()  # of its cores, of its memory
+        status = _call(self._library, "nvmlDeviceGetUtilizationRates", self._handle, ctypes.byref(shares))
+        return int(shares[0]) if status == 0 else None
+
     def sm_mhz(self) -> int | None:
         return self._query("nvmlDeviceGetClockInfo", _SM)
 

@@ -22,8 +22,9 @@ from opforge.judge.verdict import Verdict, VerdictKind
 from opforge.procs.channel import Channel, ChannelClosedError
 from opforge.procs.linux import describe_status
 from opforge.runs.config import RunConfig
+from opforge.runs.execute.activity import ActivityRecorder, TimeUse, gpus_of
 from opforge.runs.executors import Emit
-from opforge.runs.manifest import Manifest
+from opforge.runs.manifest import Activity, Manifest
 from opforge.runs.plan import Job, OperatorCases, Plan
 from opforge.runs.rows import ResultRow, VerdictKey
 from opforge.sandbox.host import system_check, warm
@@ -159,6 +160,7 @@ class _JudgeProcess:
     """The one GPU visible to it, if there are several."""
 
 
+_TIME_USES = {_TimingState.NONE: TimeUse.JUDGING, _TimingState.TIMING: TimeUse.TIMING}
 _STATE_OF_MESSAGE = {"ready": _TimingState.READY, "raced": _TimingState.TIMED}
 """Messages after which a judge waits for permission to continue."""
 
@@ -212,6 +214,7 @@ class JudgePool:
         self._timed_tasks: deque[_QueuedJob] = deque()
         self._blobs: dict[str, str] = {}
         self._has_native_runtime = False
+        self._recorder = ActivityRecorder(gpus_of(config.device, gpus))
         self._judge_limits: dict[str, int] = {}
         if limit_judges and (memory := config.memory_bytes) is not None:
             self._judge_limits["memory_bytes"] = memory
@@ -271,6 +274,11 @@ class JudgePool:
         return bool(self._judges or self._timed_tasks or self._tasks)
 
     @property
+    def activity(self) -> Activity:
+        """Return how the judges have spent their time."""
+        return self._recorder.activity()
+
+    @property
     def judge_count(self) -> int:
         """Number of running judges."""
         return len(self._judges)
@@ -279,7 +287,9 @@ class JudgePool:
         """Start judges for queued tasks and handle messages from running ones."""
         self._start_judges()
         self._grant_timing()
-        for key, _events in self._selector.select(timeout=timeout_s):
+        ready = self._selector.select(timeout=timeout_s)
+        self._recorder.advance(_TIME_USES.get(judge.state, TimeUse.WAITING) for judge in self._judges)
+        for key, _events in ready:
             if isinstance(key.data, _JudgeProcess):
                 self._receive(key.data)
             else:

@@ -11,6 +11,7 @@ from opforge.runs.config import RunConfig
 from opforge.runs.execute.build_native import with_libraries
 from opforge.runs.execute.judge_pool import JudgePool, confinement_settings
 from opforge.runs.executors import Work
+from opforge.runs.manifest import Activity
 from opforge.sandbox.guard.confined_command import confined_command
 from opforge.sandbox.host import system_check
 from opforge.sandbox.host.client import ForkServerHandle
@@ -45,7 +46,7 @@ class ThisMachine:
     def peaks(self) -> dict[str, Any]:
         return load_or_measure(self._server.spawner, self._config.device).as_json()
 
-    def execute(self, work: Work) -> None:
+    def execute(self, work: Work) -> Activity:
         """Build native kernels, then judge."""
         config = self._config
         jobs = with_libraries(
@@ -53,7 +54,9 @@ class ThisMachine:
         )
         confine = confinement_settings(config, work.folder, work.manifest)
         peaks, gpus = work.manifest.peaks, self._gpus()
-        JudgePool(config, self._server, work.emit, confine, peaks, gpus=gpus).execute(work.plan, jobs, work.judging)
+        pool = JudgePool(config, self._server, work.emit, confine, peaks, gpus=gpus)
+        pool.execute(work.plan, jobs, work.judging)
+        return pool.activity
 
     def _gpus(self) -> list[str]:
         """Return the GPUs to share out, as in CUDA_VISIBLE_DEVICES; none if there is no choice."""
