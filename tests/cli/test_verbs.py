@@ -43,6 +43,12 @@ def test_run_writes_everything(smoke):
     assert manifest["versions"]["torch"]
     assert manifest["config"]["suite"] == "smoke"
     assert manifest["scores"]["correctness"] == 1.0
+    spent = manifest["activity"]
+    assert spent["judging_s"] > 0 < spent["timing_s"]
+    assert (
+        f"| time of all workers | judging {spent['judging_s']:.1f} s, timing"
+        in (out / "OVERALL_SUMMARY.md").read_text()
+    )
     rows = json.loads((out / "full_results.json").read_text())
     assert {row["phase"] for row in rows} == {"correctness", "performance"}
     assert set(rows[0]) >= {"op", "kernel", "suite", "case", "phase", "verdict", "reason", "id"}

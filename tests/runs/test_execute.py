@@ -68,10 +68,6 @@ def test_what_is_timed_comes_after_all_else_one_kernel_at_a_time(kernel_director
     spent = ended.manifest.activity
     assert spent.timing_s > config.race_s  # four races, one after another
     assert spent.judging_s > 0 < spent.waiting_s  # one of two judges waits for the other
-    assert (
-        f"| time of all workers | judging {spent.judging_s:.1f} s, timing"
-        in (tmp_path / "run/OVERALL_SUMMARY.md").read_text()
-    )
 
 
 ON_GPUS = """

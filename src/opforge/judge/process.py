@@ -35,6 +35,7 @@ from opforge.judge.verdict import PYTORCH_DEFECT, REJECTING_KINDS, Verdict, Verd
 from opforge.judge.worker_folders import WorkerFolders
 from opforge.ops import Operator, SchemaKind, table
 from opforge.procs.channel import Channel
+from opforge.sandbox.guest.global_state import start_device
 from opforge.sandbox.host.client import Spawner
 from opforge.sandbox.host.reply import (
     CallReply,
@@ -565,7 +566,9 @@ class Judge:
         worker = self._worker or KernelWorker(self._spawner, self._config, confinement)
         self._worker = None
         try:
-            answer = worker.ask(LoadRequest(kernel), timeout_s=self._config.preparation_timeout_s)
+            worker.begin(LoadRequest(kernel))
+            start_device(self._device)  # meanwhile
+            answer = worker.answer(timeout_s=self._config.preparation_timeout_s)
             reply = LoadReply.from_wire(answer)
         except WorkerDiedError as death:
             self._load_failure = Verdict(death.kind, f"while loading: {death}")

@@ -30,7 +30,7 @@ from opforge.sandbox.guard.registrations import registration_snapshot
 from opforge.sandbox.guard.traps import Traps, non_aten_operators
 from opforge.sandbox.guest.aliases import InputAliases
 from opforge.sandbox.guest.cpu_timed_calls import HOST_KERNEL_CALLERS, HostTimedCalls, result_parts
-from opforge.sandbox.guest.global_state import GlobalState, generator_state, seed_generator
+from opforge.sandbox.guest.global_state import GlobalState, generator_state, seed_generator, start_device
 from opforge.sandbox.guest.input_file import InputFileRunner
 from opforge.sandbox.guest.kept_results import KeptResults, call_and_keep
 from opforge.sandbox.guest.loader import (
@@ -169,6 +169,8 @@ class Worker:
                     raise ValueError(f"unknown request {unknown!r}")
             self._exit_if_forked()
             self._channel.send(reply)
+            if request["do"] == "load":
+                start_device(self._device)  # while the judge has the cases answered by ATen
 
     def _exit_if_forked(self) -> None:
         """Exit if this is a process forked by the kernel: it must not answer for the worker."""
