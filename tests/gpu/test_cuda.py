@@ -71,6 +71,64 @@ def test_a_kernel_that_writes_out_of_bounds_is_its_own_verdict(tmp_path, kernel_
     assert "illegal memory access" in row["reasons"][0]["reason"]
 
 
+def test_of_calls_made_in_a_row_only_the_one_that_fails_is_blamed(tmp_path, kernel_directory):
+    source = """
+        import torch, triton, triton.language as tl
+
+        @triton.jit
+        def wild(pointer):
+            tl.store(pointer + (1 << 40), 1.0)
+
+        def neg_kernel_impl(self):
+            if tuple(self.shape) == (5, 5):
+                wild[(1,)](self)  # nobody waits for it here
+            return self * -1
+    """
+    calls = tmp_path / "calls.txt"
+    shapes = ("[3, 4]", "[5, 5]", "[2]")
+    calls.write_text(
+        "Operator: aten.neg.default\n" + "".join(f"cnt: 1, ((T({shape}, f32),), {{}})\n" for shape in shapes)
+    )
+    words = (
+        "--ops-directory",
+        str(kernel_directory({"neg": source})),
+        "--device",
+        "cuda",
+        "--out",
+        str(tmp_path / "run"),
+    )
+    opforge("run", "--suite", str(calls), "--backend", "directory", *words)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    found = {row["case"]: row["verdict"] for row in rows if row["phase"] == "correctness"}
+    assert [found[f"((T({shape}, f32),), {{}})"] == "passed" for shape in shapes] == [True, False, True], rows
+
+
+def test_a_result_that_the_next_call_completes_is_wrong(tmp_path, kernel_directory):
+    source = """
+        import torch
+        kept = []
+        def neg_kernel_impl(self):
+            for result, right in kept:
+                result.copy_(right)
+            right = self * -1
+            kept[:] = [(torch.zeros_like(right), right)]
+            return kept[0][0]
+    """
+    calls = tmp_path / "calls.txt"
+    calls.write_text("Operator: aten.neg.default\ncnt: 1, ((T([64, 64], f32),), {})\n")
+    words = (
+        "--ops-directory",
+        str(kernel_directory({"neg": source})),
+        "--device",
+        "cuda",
+        "--out",
+        str(tmp_path / "run"),
+    )
+    opforge("run", "--suite", str(calls), "--backend", "directory", *words)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    assert {row["verdict"] for row in rows} <= {"wrong", "contract", "cheated"}, rows
+
+
 def test_what_is_no_answer_of_atens_is_asked_of_nobody(tmp_path):
     """A seed that attention leaves uninitialised, and draws from the CPU's generator while the device is a GPU."""
     query = "T([16, 12, 197, 64], f16, stride=(151296, 64, 768, 1))"

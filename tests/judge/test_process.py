@@ -110,3 +110,53 @@ def test_what_a_kernel_is_turned_down_for(said, op, function, verdict, words):
     ((found, reason),) = said(op, source, case, reference=TWICE if op == "twice" else "")
     assert found == verdict, reason
     assert words in reason
+
+
+FAILS_TOGETHER = """
+import os, stat, time
+from pathlib import Path
+from opforge.procs.channel import Channel
+def say_that_calls_failed():
+    (to_judge,) = [n for n in range(3, 64) if is_socket(n)]
+    Channel.from_fd(os.dup(to_judge)).send({{"failed_together": "RuntimeError: CUDA error: an illegal memory access"}})
+    time.sleep(60)
+def is_socket(number):
+    try:
+        return stat.S_ISSOCK(os.fstat(number).st_mode)
+    except OSError:
+        return False
+def neg_kernel_impl(self):
+    first = not Path({marker!r}).exists()
+    Path({marker!r}).touch()
+    if first or {always}:
+        say_that_calls_failed()
+    if {raises} and tuple(self.shape) == (5, 5):
+        raise RuntimeError("CUDA error: an illegal memory access")
+    return self * -1
+"""
+CALLS_THAT_FAIL = ("((T([3, 4], f32),), {})", "((T([5, 5], f32),), {})", "((T([2], f32),), {})")
+
+
+def fails_together(tmp_path: Path, *, always: bool = False, raises: bool = False) -> str:
+    """Return a kernel that says once, in its first process, that calls failed on the GPU, or always."""
+    return FAILS_TOGETHER.format(marker=str(tmp_path.parent / f"{tmp_path.name}.called"), always=always, raises=raises)
+
+
+def test_calls_that_failed_together_are_made_one_by_one(said, tmp_path):
+    first, second, third = said("neg.default", fails_together(tmp_path, raises=True), *CALLS_THAT_FAIL)
+    assert first == third == ("passed", "")
+    assert second[0] == "error"
+    assert "an illegal memory access" in second[1]
+
+
+def test_a_failure_that_does_not_come_back_is_not_forgiven(said, tmp_path):
+    found = said("neg.default", fails_together(tmp_path), *CALLS_THAT_FAIL[:2])
+    assert {verdict for verdict, _ in found} == {"error"}
+    assert all(
+        "a call failed on the GPU when" in reason and "an illegal memory access" in reason for _, reason in found
+    )
+
+
+def test_calls_made_one_by_one_do_not_fail_together(said, tmp_path):
+    found = said("neg.default", fails_together(tmp_path, always=True), *CALLS_THAT_FAIL[:2])
+    assert {verdict for verdict, _ in found} == {"contract"}
