@@ -47,8 +47,8 @@ POINTWISE = {
     "exp": ("x", "tl.exp(x)", "std::exp(x)"),
     "rsqrt": ("x", "tl.rsqrt(x)", "1 / std::sqrt(x)"),
     "div": ("xy", "x / y", "x / y"),
-    "maximum": ("xy", "tl.maximum(x, y, tl.PropagateNan.ALL)", "std::fmax(x, y)"),
-    "minimum": ("xy", "tl.minimum(x, y, tl.PropagateNan.ALL)", "std::fmin(x, y)"),
+    "maximum": ("xy", "tl.maximum(x, y, tl.PropagateNan.ALL)", "((x > y) | (x != x)) ? x : y"),
+    "minimum": ("xy", "tl.minimum(x, y, tl.PropagateNan.ALL)", "((x < y) | (x != x)) ? x : y"),
 }
 """Inputs of simple kernels, and what these compute in Triton and in C++."""
 TRITON_TEXT = """
