@@ -35,7 +35,7 @@ class RequestService:
     """
 
     def __init__(self, judge: KernelJudge, folder: Path, *, max_pending: int) -> None:
-        self._judge = judge
+        self.judge = judge
         self._max_pending = max_pending
         self._settings_digest = judge.settings_digest
         self.store = RequestStore(folder / STORE)
@@ -64,7 +64,7 @@ class RequestService:
 
     def submit(self, client: str, request: JudgeRequest) -> StoredRequest:
         """Accept a request: it is answered sooner or later. Raises if it cannot be judged."""
-        self._judge.check(request)
+        self.judge.check(request)
         digest = request.digest(self._settings_digest)
         with self._lock:  # one after the other: nothing is stored twice, and the limit holds
             if (known := self.store.find(client, digest)) is not None:
@@ -129,7 +129,7 @@ class RequestService:
             answer = self._judged(stored)
         except Exception as error:  # noqa: BLE001  # one request must not end the others
             _LOG.exception("request %s could not be judged", stored.id)
-            if self._judge.service.has_ended:  # the request stays in the store, for the next start
+            if self.judge.service.has_ended:  # the request stays in the store, for the next start
                 return False
             answer = _no_verdict(f"internal error: {type(error).__name__}: {error}")
         self.store.answer(stored.id, answer)
@@ -144,7 +144,7 @@ class RequestService:
         if (ended := self.store.begin(stored.id)) >= _MAX_UNFINISHED:
             return _no_verdict(f"{ended} servers ended while they judged this request; it is not judged again")
         try:
-            return self._judge.judge(stored)
+            return self.judge.judge(stored)
         except InternalError:
             raise
         except OpforgeError as error:
