@@ -7,9 +7,13 @@ import json
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 
 import httpx
 import pytest
@@ -223,6 +227,38 @@ def test_a_server_that_is_told_to_end_finishes_what_it_judges_and_keeps_the_rest
     store = RequestStore(tmp_path / "data" / "requests.sqlite")
     assert len(store.waiting()) >= 3
     store.close()
+
+
+@pytest.mark.slow
+def test_a_request_that_ends_each_server_is_given_up_and_others_are_judged(tmp_path):
+    """A kernel that hangs while it loads stands for one that ends the server: the test kills it meanwhile."""
+    data = tmp_path / "data"
+    hangs = {"op": "relu", "source": f"import time\ntime.sleep(600)\n{RELU}", "cases": [CASE]}
+    waits = {"op": "relu", "source": RELU, "cases": [CASE]}
+    with serving(data, "--workers", "1") as server:
+        lethal = post(server, hangs, wait=0).json()["id"]
+        until_begun(data, lethal, 1)
+        other = post(server, waits, wait=0).json()["id"]
+    for times in (2, 3):
+        with serving(data, "--workers", "1"):
+            until_begun(data, lethal, times)
+    with serving(data, "--workers", "1") as server:
+        answers = [
+            httpx.get(f"{server.url}/requests/{identifier}?wait=100", timeout=120).json()
+            for identifier in (lethal, other)
+        ]
+    assert answers[0]["answer"]["error"].startswith("3 servers ended while they judged this request")
+    assert answers[1]["answer"]["right"]
+
+
+def until_begun(data: Path, identifier: str, times: int) -> None:
+    """Wait until a server has begun to judge a request for the given time."""
+    with closing(sqlite3.connect(data / "requests.sqlite")) as database:
+        for _ in range(600):
+            if database.execute("SELECT times FROM begun WHERE id = ?", (identifier,)).fetchone() == (times,):
+                return
+            time.sleep(0.1)
+    raise AssertionError("the request was not begun")
 
 
 def test_one_client_may_not_fill_the_queue(tmp_path):

@@ -63,6 +63,7 @@ _VERBS = (
     "doctor",
     "warm",
     "serve",
+    "mcp",
     "edge",
 )
 """In the order in which the help shows them; each is a module that adds itself."""

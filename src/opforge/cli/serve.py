@@ -67,7 +67,7 @@ def serve(
         suite, "directory", device=device, dtypes=tuple(dtypes.split(",")), workers=workers, timeout_s=timeout,
         race_s=race_seconds, memory_gib=memory_gib,
     )  # fmt: skip
-    with _listen(host, port) as listener, _locked(data), raise_on_sigterm():
+    with _listen(host, port) as listener, locked(data), raise_on_sigterm():
         with ProgressLine() as progress:
             judge = KernelJudge(config, data, progress)
         with judge:
@@ -87,7 +87,7 @@ def serve(
 
 
 @contextmanager
-def _locked(data: Path) -> Iterator[None]:
+def locked(data: Path) -> Iterator[None]:
     """Make the server's folder, and keep other servers out of it."""
     from filelock import FileLock, Timeout
 

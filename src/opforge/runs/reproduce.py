@@ -12,6 +12,8 @@ from opforge.backends import Backend, BackendOptions
 from opforge.backends.custom_ops import CustomOpsBackend
 from opforge.backends.directory import DirectoryBackend
 from opforge.backends.single import SingleBackend
+from opforge.cases import Phase
+from opforge.cases.case import Expect
 from opforge.errors import OpforgeError, RunDirectoryError
 from opforge.kernels import Kernel
 from opforge.runs.config import RunConfig
@@ -21,7 +23,7 @@ from opforge.runs.rows import ResultRow
 from opforge.runs.store import read_manifest, read_rows
 from opforge.suites import LoadedSuite, Suite, SuiteOptions
 from opforge.suites.base import Progress, no_progress
-from opforge.suites.given import GivenSuite, performance_case
+from opforge.suites.given import GivenSuite, given_case
 from opforge.suites.lookup import find_suite
 
 _MAX_SHOWN_IDS = 5
@@ -92,9 +94,9 @@ def find_row(folder: Path, case: str, kernel: str | None = None) -> ResultRow:
 
 
 def _suite(config: RunConfig, row: ResultRow) -> Suite:
-    """Return the run's suite; the cases of `opforge time` are read from its lines."""
+    """Return the run's suite; cases that a user gave are read from its lines, which do not say whether ATen raises."""
     if config.suite == GivenSuite.name:
-        return GivenSuite([performance_case(row.op, row.case)])
+        return GivenSuite(given_case(row.op, row.case, phase=Phase(row.phase), expect=expect) for expect in Expect)
     return find_suite(config.suite)
 
 

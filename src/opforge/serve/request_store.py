@@ -23,6 +23,7 @@ CREATE TABLE IF NOT EXISTS request (
     request TEXT NOT NULL, answer TEXT, received REAL NOT NULL, answered REAL
 );
 CREATE UNIQUE INDEX IF NOT EXISTS by_content ON request (client, digest);
+CREATE TABLE IF NOT EXISTS begun (id TEXT PRIMARY KEY, times INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS waiting ON request (number) WHERE answer IS NULL;
 """
 
@@ -76,6 +77,15 @@ class RequestStore:
         with self._lock:
             return self._select("client = ? AND id = ?", client, identifier)
 
+    def begin(self, identifier: str) -> int:
+        """Note that a request is being judged; return how often that was begun before and not ended."""
+        with self._transaction() as database:
+            database.execute(
+                "INSERT INTO begun VALUES (?, 1) ON CONFLICT (id) DO UPDATE SET times = times + 1", (identifier,)
+            )
+            (times,) = database.execute("SELECT times FROM begun WHERE id = ?", (identifier,)).fetchone()
+        return int(times) - 1
+
     def answer(self, identifier: str, answer: dict[str, Any]) -> None:
         """Store the answer to a request."""
         with self._transaction() as database:
@@ -83,6 +93,7 @@ class RequestStore:
                 "UPDATE request SET answer = ?, answered = ? WHERE id = ?",
                 (json.dumps(answer), time.time(), identifier),
             )
+            database.execute("DELETE FROM begun WHERE id = ?", (identifier,))
 
     def waiting(self) -> list[StoredRequest]:
         """Return the requests without an answer, the oldest first."""
@@ -91,6 +102,11 @@ class RequestStore:
                 "SELECT id, client, request, answer FROM request WHERE answer IS NULL ORDER BY number"
             ).fetchall()
         return [_stored(row) for row in rows]
+
+    def unfinished(self) -> set[str]:
+        """Return the requests that a server was judging when it ended."""
+        with self._lock:
+            return {identifier for (identifier,) in self._database.execute("SELECT id FROM begun")}
 
     def close(self) -> None:
         with self._lock:
