@@ -157,6 +157,14 @@ def test_a_failure_that_does_not_come_back_is_not_forgiven(said, tmp_path):
     )
 
 
+def test_declining_a_case_is_no_excuse_for_a_failure(said, tmp_path):
+    declines = fails_together(tmp_path).replace(
+        "    return self * -1", "    if self.numel() == 25:\n        raise NotImplementedError\n    return self * -1"
+    )
+    found = [verdict for verdict, _ in said("neg.default", declines, *CALLS_THAT_FAIL[:2])]
+    assert found == ["error", "unsupported"]
+
+
 def test_calls_made_one_by_one_do_not_fail_together(said, tmp_path):
     found = said("neg.default", fails_together(tmp_path, always=True), *CALLS_THAT_FAIL[:2])
     assert {verdict for verdict, _ in found} == {"contract"}

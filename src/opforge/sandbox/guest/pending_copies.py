@@ -14,6 +14,8 @@ from opforge.sandbox.guest.loader import describe_exception
 
 _MAX_PENDING_BYTES = 256 << 20
 """Memory of results that wait to be copied."""
+MAX_CLONED_BYTES = 16 << 20
+"""Larger results are waited for: a clone might not fit beside them."""
 
 
 class FailedTogetherError(Exception):

@@ -43,7 +43,7 @@ from opforge.sandbox.guest.loader import (
     override_aten,
 )
 from opforge.sandbox.guest.native_runtime import NativeRuntime
-from opforge.sandbox.guest.pending_copies import FailedTogetherError, PendingCopies
+from opforge.sandbox.guest.pending_copies import MAX_CLONED_BYTES, FailedTogetherError, PendingCopies
 from opforge.sandbox.guest.situations import (
     INFERENCE_MODE,
     KEPT_RESULTS,
@@ -458,7 +458,7 @@ class Worker:
             return {"junk": f"a tensor of {nbytes} bytes, more than the {left} that are left for results"}
         if nbytes:
             target = torch.frombuffer(self._arena, dtype=torch.uint8, count=nbytes, offset=offset)
-            if self._pending is not None and flat.is_cuda:
+            if self._pending is not None and flat.is_cuda and nbytes <= MAX_CLONED_BYTES:
                 self._pending.add(target, flat, is_private=not _same_memory(flat, tensor))
             else:
                 target.copy_(flat)
