@@ -328,8 +328,8 @@ class Judge:
         blamed = {*REJECTING_KINDS, VerdictKind.ERROR}
         if failed_before and not any(verdict.kind in blamed for _, verdict in verdicts):
             reason = f"a call failed on the GPU when {len(batch.entries)} were made in a row: {failed_before}"
-            error = Verdict(VerdictKind.ERROR, reason)
-            verdicts = [(case, error if verdict.passed else verdict) for case, verdict in verdicts]
+            failed = Verdict(VerdictKind.ERROR, reason)
+            verdicts = [(case, failed if verdict.passed else verdict) for case, verdict in verdicts]
         if any(verdict.passed for _, verdict in verdicts) and (breach := self._breach(worker, reply.tampered)):
             verdicts = [(case, breach if verdict.passed else verdict) for case, verdict in verdicts]
         if self._worker is not None:  # else lost while timing or drawing
