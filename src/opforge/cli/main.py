@@ -64,6 +64,7 @@ _VERBS = (
     "warm",
     "serve",
     "mcp",
+    "skill",
     "edge",
 )
 """In the order in which the help shows them; each is a module that adds itself."""
