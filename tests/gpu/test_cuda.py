@@ -71,6 +71,13 @@ def test_a_kernel_that_writes_out_of_bounds_is_its_own_verdict(tmp_path, kernel_
     assert "illegal memory access" in row["reasons"][0]["reason"]
 
 
+def judged_rows(tmp_path, root, calls):
+    """Judge a folder's kernels on recorded calls; return the lines of the run."""
+    words = ("--ops-directory", str(root), "--device", "cuda", "--out", str(tmp_path / "run"))
+    opforge("run", "--suite", str(calls), "--backend", "directory", *words)
+    return [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+
+
 def test_of_calls_made_in_a_row_only_the_one_that_fails_is_blamed(tmp_path, kernel_directory):
     source = """
         import torch, triton, triton.language as tl
@@ -89,16 +96,7 @@ def test_of_calls_made_in_a_row_only_the_one_that_fails_is_blamed(tmp_path, kern
     calls.write_text(
         "Operator: aten.neg.default\n" + "".join(f"cnt: 1, ((T({shape}, f32),), {{}})\n" for shape in shapes)
     )
-    words = (
-        "--ops-directory",
-        str(kernel_directory({"neg": source})),
-        "--device",
-        "cuda",
-        "--out",
-        str(tmp_path / "run"),
-    )
-    opforge("run", "--suite", str(calls), "--backend", "directory", *words)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    rows = judged_rows(tmp_path, kernel_directory({"neg": source}), calls)
     found = {row["case"]: row["verdict"] for row in rows if row["phase"] == "correctness"}
     assert [found[f"((T({shape}, f32),), {{}})"] == "passed" for shape in shapes] == [True, False, True], rows
 
@@ -116,16 +114,7 @@ def test_a_result_that_the_next_call_completes_is_wrong(tmp_path, kernel_directo
     """
     calls = tmp_path / "calls.txt"
     calls.write_text("Operator: aten.neg.default\ncnt: 1, ((T([64, 64], f32),), {})\n")
-    words = (
-        "--ops-directory",
-        str(kernel_directory({"neg": source})),
-        "--device",
-        "cuda",
-        "--out",
-        str(tmp_path / "run"),
-    )
-    opforge("run", "--suite", str(calls), "--backend", "directory", *words)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    rows = judged_rows(tmp_path, kernel_directory({"neg": source}), calls)
     assert {row["verdict"] for row in rows} <= {"wrong", "contract", "cheated"}, rows
 
 
@@ -181,15 +170,6 @@ def test_a_kernel_that_tunes_itself_is_tuned_for_short_where_it_is_judged_and_in
     """
     calls = tmp_path / "calls.txt"
     calls.write_text("Operator: aten.neg.default\ncnt: 1, ((T([4096], f32),), {})\n")
-    words = (
-        "--ops-directory",
-        str(kernel_directory({"neg": source})),
-        "--device",
-        "cuda",
-        "--out",
-        str(tmp_path / "run"),
-    )
-    opforge("run", "--suite", str(calls), "--backend", "directory", *words)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    rows = judged_rows(tmp_path, kernel_directory({"neg": source}), calls)
     launched = {row["phase"]: int(re.search(r"launched (\d+) times", row["reason"])[1]) for row in rows}
     assert launched["correctness"] < 500 < launched["performance"]

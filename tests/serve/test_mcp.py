@@ -11,6 +11,7 @@ import sys
 import time
 from typing import Any
 
+import httpx
 import pytest
 from mcp import Client, StdioServerParameters
 
@@ -116,6 +117,10 @@ async def both(port: int) -> None:
         first, second = await asyncio.gather(ask(one, "judge_kernel", **given), ask(other, "judge_kernel", **given))
         assert first == second
         assert first["right"]
+    async with httpx.AsyncClient() as page:  # a web page asks
+        for name, value in (("Host", f"evil.example:{port}"), ("Origin", "http://evil.example")):
+            asked = await page.post(f"http://127.0.0.1:{port}/mcp", json={}, headers={name: value})
+            assert asked.status_code in (403, 421), asked.text
 
 
 @pytest.mark.parametrize(

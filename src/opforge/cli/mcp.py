@@ -47,7 +47,12 @@ def mcp(
     find_suite(config.suite)  # now: the judge starts while the agent may already ask
 
     def start() -> RequestService:
-        return RequestService(KernelJudge(config, data), data, max_pending=1000)
+        judge = KernelJudge(config, data)
+        try:
+            return RequestService(judge, data, max_pending=1000)
+        except BaseException:
+            judge.close()
+            raise
 
     with locked(data):
         tools = AgentTools(start)

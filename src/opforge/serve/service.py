@@ -102,8 +102,8 @@ class RequestService:
 
     def close(self) -> None:
         """Finish what is being judged; what waits stays in the store for the next start."""
-        self._queue.close()
         self._closing = True
+        self._queue.close()
         for thread in self._threads:
             thread.join()
         self.store.close()
